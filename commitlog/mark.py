@@ -26,7 +26,7 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from typing_extensions import Buffer
 
@@ -74,8 +74,7 @@ _ANCHOR: Final = struct.Struct(">IIqqqQq")
 _CRC: Final = struct.Struct(">I")
 
 
-@dataclass(frozen=True, slots=True)
-class Anchor:
+class Anchor(NamedTuple):
     """Where the kept log begins, and what stood just before it.
 
     Args:

@@ -6,7 +6,6 @@ clean stop: leave the NameServers, take nothing new, answer what is in flight, c
 
 from __future__ import annotations
 
-import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -22,27 +21,10 @@ from dledger.client.core.routes import NameServers
 from dledger.commitlog.consume_queue_store import MAX_OPEN_FILES
 from dledger.commitlog.seams import Disk, UtcOffset, utc
 from dledger.commitlog.store_paths import StorePaths
-from dledger.config import BrokerConfig
 from dledger.group import Group
 from dledger.group_api import LeaderService
-from dledger.live_settings import (
-    LiveSettings,
-    Parts,
-    broker_settings,
-    disk_bytes,
-    disk_ratio,
-    empty_tables,
-    group_settings,
-    listener_tls,
-    memory_budget,
-    own_credentials,
-    packed_address,
-    raft_settings,
-    server_limits,
-    store_settings,
-)
 from dledger.processors.access import AccessProcessor
-from dledger.processors.admin import BrokerConfigProcessor
+from dledger.processors.admin import BrokerConfigProcessor, LiveSettings
 from dledger.processors.handles import topic_of_message_at
 from dledger.processors.raft import MembershipChanges, RaftChangeProcessor
 from dledger.processors.transactions import CheckBack
@@ -58,45 +40,32 @@ from dledger.raft.identity import Identity, check_owner
 from dledger.raft.settings import RaftSettings
 from dledger.registration import RegisteredBroker, Registration
 from dledger.remoting.access.account_file import AccountStore
-from dledger.remoting.access.accounts import AccountSource
-from dledger.remoting.access.gate import AccessGate, LocalAdmin, guarded_table
-from dledger.remoting.certificates import Certificates, TlsFiles
+from dledger.remoting.access.gate import processor_table
+from dledger.remoting.certificates import Certificates
 from dledger.remoting.client import RemotingClient
 from dledger.remoting.machine import GarbageCollection
-from dledger.remoting.metrics import Guard, RpcLatency, ServerMetrics, load_library
-from dledger.remoting.processor_table import ProcessorTable
-from dledger.remoting.seams import Clock, Executor, Network, Rng, ServerTls
+from dledger.remoting.metrics import RpcLatency, ServerMetrics, load_library
+from dledger.remoting.seams import Clock, Executor, Network, Rng
 from dledger.remoting.server import RemotingServer
-from dledger.remoting.tcp import client_tls
 from dledger.services.retention import RetentionService
 from dledger.services.schedule import ScheduleMessageService
 from dledger.services.timer import LOAD_UNITS, TimerMessageService
 from dledger.services.transaction_check import TransactionCheckService
+from dledger.settings.config import BrokerConfig
+from dledger.settings.parts import (
+    BrokerSettings,
+    empty_tables,
+    memory_budget,
+    own_credentials,
+    packed_address,
+    raft_settings,
+    server_limits,
+)
 from dledger.side_ports import serve_fast, serve_metrics
 from dledger.state.producer_sessions import SESSIONS_MAX
 from dledger.store import ReplicaStore
 
 log = structlog.get_logger(__name__)
-
-
-def processor_table(
-    group: Group,
-    accounts: AccountSource | None,
-    cluster: str,
-    *,
-    clock: Clock,
-    rng: Rng,
-    open_admin: bool,
-) -> tuple[ProcessorTable, Guard | None]:
-    """Return an empty table that is guarded as the settings ask for, and its guard."""
-    if accounts is not None:
-        rules = broker_rules(topic_of_message_at(group), cluster)
-        gate = AccessGate(accounts, rules, clock, rng)
-        return guarded_table(gate), gate
-    if open_admin:
-        return ProcessorTable(None), None
-    local = LocalAdmin(LOCAL_ADMIN)
-    return ProcessorTable(local.guard), local
 
 
 DEFAULT_MEMORY_BYTES: Final = 2_684_354_560
@@ -113,7 +82,14 @@ LINGER_S: Final = 0.3
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """The seams a broker runs on."""
+    """The seams a broker runs on.
+
+    Attributes:
+        memory_bytes: That the process may use; recent messages are taken to be in a part of it, and
+            connections may hold another part.
+        queue_files_max: Consume queue files that may be open.
+        timer_load_units: Units of the timer queue that are read in one go.
+    """
 
     clock: Clock
     rng: Rng
@@ -142,30 +118,18 @@ class Broker:
 
 async def serve_broker(
     config: BrokerConfig,
+    world: World,
     *,
-    clock: Clock,
-    rng: Rng,
-    network: Network,
-    disk: Disk,
-    executor: Executor,
     stop: trio.Event,
-    pid: int = 0,
-    memory_bytes: int = DEFAULT_MEMORY_BYTES,
     measure_loop: bool = False,
-    utc_offset: UtcOffset = utc,
-    queue_files_max: int = MAX_OPEN_FILES,
     sessions_max: int = SESSIONS_MAX,
-    timer_load_units: int = LOAD_UNITS,
     garbage: GarbageCollection | None = None,
     task_status: trio.TaskStatus[Broker] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Run a broker until *stop* is set, then end it cleanly.
+    """Run a broker until *stop* is set, then end it cleanly; *config* stays as it is.
 
     Args:
-        memory_bytes: That the process may use; recent messages are taken to be in a part of it, and
-            connections may hold another part.
         sessions_max: Sessions of idempotent producers; equal on all members of the group.
-        timer_load_units: Units of the timer queue that are read in one go.
         measure_loop: The event loop is a real one: the length of its turns is shown.
         garbage: Collects this process's; it asks how much memory the tables explain.
     Raises:
@@ -175,43 +139,36 @@ async def serve_broker(
         FlushFailedError, InvariantBroken: It had to stop; the folder is as after a crash.
     Cancellation: Ends at once, as a crash does.
     """
-    world = World(
-        clock,
-        rng,
-        network,
-        disk,
-        executor,
-        pid,
-        memory_bytes,
-        utc_offset,
-        queue_files_max,
-        timer_load_units,
-    )
+    config = config.copied()  # of this run: settings may change while it lasts
     store_host = packed_address(config)
     if config.metrics_address is not None:
         load_library()
     # Before the store is opened: opening replays and marks the folder as in use.
     check_owner(
-        disk,
+        world.disk,
         StorePaths(config.store.path_root_dir).identity,
         cluster=config.broker.cluster_name,
         group=config.raft.group,
         name=config.raft.self_id,
     )
     store = ReplicaStore(
-        disk,
-        store_settings(config, pid, queue_files_max, utc_offset),
+        world.disk,
+        config.store,
         partial(empty_tables, config, sessions_max),
+        pid=world.pid,
+        queue_files_max=world.queue_files_max,
+        utc_offset=world.utc_offset,
     )
     if garbage is not None:
         garbage.rows = lambda: store.tables.row_count
     closed = False
     try:
-        raft = raft_settings(config, world.disk)
+        certificates = Certificates(world.disk)
+        raft = raft_settings(config, world.disk, certificates)
         group = _make_group(config, raft, store, world, store_host)
         async with (
             _measured(group, measure_loop),
-            _run_parts(config, raft, group, world, store_host) as broker,
+            _run_parts(config, certificates, group, world, store_host) as broker,
         ):
             log.info(
                 "broker_started",
@@ -221,7 +178,7 @@ async def serve_broker(
             )
             task_status.started(broker)
             await stop.wait()
-            await _leave(broker, broker.live.config, clock)
+            await _leave(broker, config, world.clock)
         await group.close()
         closed = True
     finally:
@@ -247,7 +204,7 @@ async def _leave(broker: Broker, config: BrokerConfig, clock: Clock) -> None:
     if handed_over:
         # Clients that were sent to the new leader leave; the others still get its address here.
         await clock.sleep(min(LINGER_S, timeout_s))
-    if not await broker.group.drain():
+    if not await broker.group.drain(timeout_s):
         log.warning("stopped_with_proposals_in_flight")
     async with trio.open_nursery() as nursery:
         nursery.start_soon(broker.server.drain, timeout_s)
@@ -276,28 +233,37 @@ async def _hand_over(group: Group, clock: Clock, election_timeout_s: float) -> b
 
 @asynccontextmanager
 async def _run_parts(
-    config: BrokerConfig, raft: RaftSettings, group: Group, world: World, store_host: bytes
+    config: BrokerConfig,
+    certificates: Certificates,
+    group: Group,
+    world: World,
+    store_host: bytes,
 ) -> AsyncIterator[Broker]:
-    settings = broker_settings(config, store_host, world.memory_bytes)
-    dates = group.dates
+    settings = BrokerSettings.of(config, store_host, world.memory_bytes)
+    dates, store, disk = group.dates, config.store, world.disk
+    root, levels_ms = store.path_root_dir, store.delay_levels_ms
+
+    def disk_ratio() -> float:
+        """Return the used part of what is used and available, as `df` counts it."""
+        return 1.0 - disk.free_bytes(root) / disk.total_bytes(root)
+
     retention = RetentionService(
         group,
         lambda: group.store.log,
-        config.store,
+        store,
         clock=dates,
-        levels=len(config.delay_levels_ms),
+        levels=len(levels_ms),
         saved_index=lambda: group.store.saved_index,
-        disk_ratio=disk_ratio(config, world.disk),
+        disk_ratio=disk_ratio,
         utc_offset=world.utc_offset,
     )
     processors = BrokerProcessors(
         group,
         settings,
         ProcessorSeams(dates, world.rng, world.executor, world.pid),
-        config.broker,
         LogFolder(
-            disk_ratio(config, world.disk),
-            disk_bytes(config, world.disk),
+            disk_ratio,
+            lambda: (disk.total_bytes(root), disk.free_bytes(root)),
             retention.expire_soon,
         ),
     )
@@ -305,10 +271,10 @@ async def _run_parts(
     schedule = ScheduleMessageService(
         group,
         dates,
-        config.delay_levels_ms,
+        levels_ms,
         is_deleting=processors.topics.is_deleting,
         real_queue=processors.topics.real_queue,
-        entry_bytes_max=group.settings.entry_bytes_max,
+        entry_bytes_max=group.entry_bytes_max,
     )
     timer = TimerMessageService(
         group,
@@ -316,8 +282,8 @@ async def _run_parts(
         processors.timer_claims,
         is_deleting=processors.topics.is_deleting,
         real_queue=processors.topics.real_queue,
-        entry_bytes_max=group.settings.entry_bytes_max,
-        roll_window_ms=config.store.timer_roll_window_slot * 1000,
+        entry_bytes_max=group.entry_bytes_max,
+        roll_window_ms=store.timer_roll_window_slot * 1000,
         load_units=world.timer_load_units,
     )
     checks = TransactionCheckService(
@@ -326,7 +292,7 @@ async def _run_parts(
         processors.transactions,
         CheckBack(processors.clients, settings),
         config.broker,
-        config.store,
+        store,
         clock=dates,
         floor_wanted=lambda: retention.wanted_position,
     )
@@ -341,11 +307,11 @@ async def _run_parts(
     if config.server.acl_enable:
         accounts = AccountStore(world.disk, config.server.acl_file)
     table, guard = processor_table(
-        group,
         None if accounts is None else BrokerAccounts(accounts, lambda: group.state),
-        config.broker.cluster_name,
-        clock=world.clock,
-        rng=world.rng,
+        broker_rules(topic_of_message_at(group), config.broker.cluster_name),
+        LOCAL_ADMIN,
+        world.clock,
+        world.rng,
         open_admin=config.server.open_admin,
     )
     group.on_role_change.append(processors.role_changed)
@@ -354,8 +320,8 @@ async def _run_parts(
     register_processors(table, group, changes)
     latency = None if config.metrics_address is None else RpcLatency()
     on_answer = None if latency is None else latency.answered
-    tls, names_tls = listener_tls(config), namesrv_tls(config)
-    certificates = watched_certificates(config, world.disk, clients=tls, names=names_tls, raft=raft)
+    tls = certificates.of_server(config.server.tls_mode, config.server)
+    names_tls = certificates.of_client(config.client) if config.client.tls_enable else None
     server = RemotingServer(
         world.network,
         table,
@@ -367,32 +333,23 @@ async def _run_parts(
         on_answer=on_answer,
     )
     async with trio.open_nursery() as nursery:
-        remoting = RemotingClient(
+        client = partial(
+            RemotingClient,
             nursery,
             world.network,
             connect_timeout_s=config.client.connect_timeout_ms / 1000,
             tls=names_tls,
-            credentials=own_credentials(config, world.disk),
         )
+        remoting = client(credentials=own_credentials(config, world.disk))
         registration = _make_registration(config, group, remoting, world, nursery)
         access = AccessProcessor(
             group,
             settings,
             is_in_file=lambda name: accounts is not None and accounts.get(name) is not None,
-            invoke=_leader_link(config, world, names_tls, nursery).invoke,
+            invoke=client().invoke,  # it signs none: clients have signed them
         )
         processors.topics.when_known = registration.when_known
-        parts = Parts(
-            group,
-            settings,
-            processors.topics,
-            processors.offsets,
-            processors.space,
-            retention,
-            checks,
-            registration,
-        )
-        live = LiveSettings(config, parts, world.clock)
+        live = LiveSettings(config, group, retention, world.clock)
         register_processors(table, group, BrokerConfigProcessor(live), access)
         await nursery.start(group.run)
         address: tuple[str, int] = await nursery.start(
@@ -421,18 +378,6 @@ async def _run_parts(
         nursery.start_soon(registration.run)
         yield Broker(live, group, server, fast_server, registration, address, metrics_address)
         nursery.cancel_scope.cancel()
-
-
-def _leader_link(
-    config: BrokerConfig, world: World, tls: ssl.SSLContext | None, nursery: trio.Nursery
-) -> RemotingClient:
-    """Return what passes requests of clients on; it signs none, for they are signed."""
-    return RemotingClient(
-        nursery,
-        world.network,
-        connect_timeout_s=config.client.connect_timeout_ms / 1000,
-        tls=tls,
-    )
 
 
 def _make_registration(
@@ -485,60 +430,11 @@ def _make_group(
         store,
         identity,
         raft,
-        group_settings(config),
+        config.raft,
         store_host=store_host,
         clock=world.clock,
         rng=world.rng,
         network=world.network,
         executor=world.executor,
+        sync_replication=config.sync_replication,
     )
-
-
-def open_replica(config: BrokerConfig, disk: Disk, *, pid: int = 0) -> ReplicaStore:
-    """Open the files of a broker as it would itself; for tools, while no broker runs on them.
-
-    Raises: As `ReplicaStore`.
-    """
-    return ReplicaStore(disk, store_settings(config, pid), lambda: empty_tables(config))
-
-
-def namesrv_tls(config: BrokerConfig) -> ssl.SSLContext | None:
-    """Return the TLS towards NameServers; None: plain.
-
-    Raises ConfigError: a file is missing or not what it should be.
-    """
-    client = config.client
-    if not client.tls_enable:
-        return None
-    return client_tls(
-        ca_file=client.tls_ca_file or None,
-        cert_file=client.tls_cert_file or None,
-        key_file=client.tls_key_file or None,
-    )
-
-
-def watched_certificates(
-    config: BrokerConfig,
-    disk: Disk,
-    *,
-    clients: ServerTls,
-    names: ssl.SSLContext | None,
-    raft: RaftSettings,
-) -> Certificates:
-    """Return what keeps the contexts of a broker as their files are.
-
-    Raises OSError: a file cannot be read.
-    """
-    of_server, of_raft, of_client = config.server, config.raft, config.client
-    peers = TlsFiles(of_raft.tls_cert_file, of_raft.tls_key_file, of_raft.tls_ca_file)
-    found = Certificates(disk)
-    found.watch(
-        clients.context,
-        TlsFiles(of_server.tls_cert_file, of_server.tls_key_file, of_server.tls_ca_file),
-    )
-    found.watch(
-        names, TlsFiles(of_client.tls_cert_file, of_client.tls_key_file, of_client.tls_ca_file)
-    )
-    found.watch(raft.listen_tls.context if raft.listen_tls is not None else None, peers)
-    found.watch(raft.dial_tls, peers)
-    return found

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Final, TypeVar
 
-from dledger.broker_settings import BrokerSettings
 from dledger.commitlog.entry import parse_header
 from dledger.commitlog.errors import OffsetOutOfRangeError
 from dledger.group_api import BrokerGroup, ServiceCounts
@@ -24,6 +23,7 @@ from dledger.remoting.metrics import Family, Sample, ServerMetrics, family_text
 from dledger.remoting.protocol.bodies import ConsumeType
 from dledger.remoting.seams import Clock
 from dledger.services.throughput import Traffic
+from dledger.settings.parts import BrokerSettings
 from dledger.state.transactions import TransactionDecision
 from dledger.topic_metrics import LOOKS_PER_PIECE, TopicMetrics, bool_text, first_of
 

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import structlog
 
-from dledger.broker_settings import StoreSettings
 from dledger.commitlog.consume_queue_store import ConsumeQueueStore, remove_all
 from dledger.commitlog.derive import SCHEDULE_TOPIC, Derived, derive
 from dledger.commitlog.entry import parse_header
@@ -32,9 +31,11 @@ from dledger.commitlog.errors import (
 )
 from dledger.commitlog.key_index import KeyIndex, KeyIndexFlush
 from dledger.commitlog.mark import Anchor
+from dledger.commitlog.queue_unit import UNIT_BYTES
 from dledger.commitlog.record import decode_record
-from dledger.commitlog.seams import Disk
+from dledger.commitlog.seams import Disk, UtcOffset
 from dledger.commitlog.store_paths import StorePaths
+from dledger.settings.tables import StoreTable
 from dledger.state.tables import QueueBounds, QueueKey, StateTables
 
 if TYPE_CHECKING:
@@ -381,12 +382,17 @@ class DerivedFiles:
         self,
         disk: Disk,
         paths: StorePaths,
-        settings: StoreSettings,
+        settings: StoreTable,
         on_behind: Callable[[], object],
+        *,
+        max_open_files: int,
+        utc_offset: UtcOffset,
     ) -> None:
         self._disk = disk
         self._paths = paths
         self._settings = settings
+        self._max_open_files = max_open_files
+        self._utc_offset = utc_offset
         self._on_behind = on_behind
         self.begun_later: set[QueueKey] = set()
         self._saved_begins: dict[QueueKey, int] = {}
@@ -411,9 +417,9 @@ class DerivedFiles:
         self.key_index = KeyIndex(
             self._disk,
             self._paths.index,
-            slots=settings.index_slots,
-            max_entries=settings.index_entries_max,
-            utc_offset=settings.utc_offset,
+            slots=settings.max_hash_slot_num,
+            max_entries=settings.max_index_num,
+            utc_offset=self._utc_offset,
             mark=self._paths.key_index_mark,
         )
         self.keys = KeyIndexing(self.key_index)
@@ -424,8 +430,8 @@ class DerivedFiles:
         return ConsumeQueueStore(
             self._disk,
             self._paths.consumequeue,
-            units_per_file=self._settings.queue_file_units,
-            max_open_files=self._settings.queue_files_max,
+            units_per_file=self._settings.mapped_file_size_consume_queue // UNIT_BYTES,
+            max_open_files=self._max_open_files,
             on_unreadable=self._on_unreadable,
         )
 

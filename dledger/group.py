@@ -8,7 +8,6 @@ events of the Raft node.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
@@ -23,7 +22,7 @@ from dledger.commitlog.key_index import KeyIndex
 from dledger.group_api import OnBarrier, Proposed, fenced
 from dledger.loop_stall import LoopStall
 from dledger.maintenance import Maintenance, members_of
-from dledger.proposals import GroupSettings, Leadership, Proposals
+from dledger.proposals import Leadership, Proposals
 from dledger.raft.identity import Identity
 from dledger.raft.journal import load_term_vote
 from dledger.raft.links import Links
@@ -35,6 +34,7 @@ from dledger.remoting.memory_budget import FrameSpace
 from dledger.remoting.seams import Clock, Executor, Network, Rng
 from dledger.replica_records import CHECKPOINT
 from dledger.scrub import DerivedRepair, ScrubService
+from dledger.settings.tables import RaftTable
 from dledger.store import ReplicaStore
 from dledger.waiting import Wakeup
 
@@ -55,19 +55,25 @@ class Group(Proposals):
         store: ReplicaStore,
         identity: Identity,
         raft: RaftSettings,
-        settings: GroupSettings,
+        settings: RaftTable,
         *,
         store_host: bytes,
         clock: Clock,
         rng: Rng,
         network: Network,
         executor: Executor,
+        sync_replication: bool = True,
         guards: Guards = ALL_ON,
     ) -> None:
         # An entry stands in one segment and travels in one frame.
         cap = min(store.log.max_entry_bytes, FRAME_BYTES_MAX - FRAME_HEAD_RESERVED_BYTES)
-        cap = min(settings.entry_bytes_max, cap)
-        super().__init__(store, replace(settings, entry_bytes_max=cap), clock)
+        super().__init__(
+            store,
+            settings,
+            clock,
+            entry_bytes_max=min(settings.max_entry_bytes, cap),
+            sync_replication=sync_replication,
+        )
         self.on_role_change: list[Callable[[], None]] = []
         # What others add to `status`.
         self.status_parts: list[Callable[[], Mapping[str, Any]]] = []
@@ -106,13 +112,12 @@ class Group(Proposals):
             clock=clock,
             executor=executor,
             lock=store_lock,
-            bytes_per_s=settings.scrub_bytes_per_s,
         )
         self.maintenance = Maintenance(
             store,
             self.node,
             self.scrub,
-            lambda: self.settings,
+            settings,
             self.kick,
             store_lock=store_lock,
             clock=clock,
@@ -231,7 +236,7 @@ class Group(Proposals):
         self.catch_up()
         node = self.node
         index = node.commit_index
-        if not self.settings.sync_replication:
+        if not self.sync_replication:
             index = node.journal.stable_index  # what was answered already
         deadline_s = self._clock.monotonic() + node.settings.election_timeout_s
         node.leader.reads.add(index, deadline_s, on_done)
@@ -264,7 +269,7 @@ class Group(Proposals):
             self._answer_reads()
         elif self.store.derived_index < self.store.applicable(self.node.commit_index):
             self._applier.apply_soon()
-        if not self.settings.sync_replication:
+        if not self.sync_replication:
             self._answer_stable()
         if self._transfer_over is not None and not self.node.transfers.is_under_way:
             self._transfer_over.set()

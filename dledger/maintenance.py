@@ -13,14 +13,14 @@ from dledger.applier import SPACE_RETRY_S
 from dledger.commitlog.entry_log import EntryLog
 from dledger.commitlog.errors import CorruptStoreError, DiskFullError, ForeignStoreError
 from dledger.commitlog.mark import Anchor
-from dledger.proposals import GroupSettings
 from dledger.raft.journal import members_in
 from dledger.raft.member import RaftNode
 from dledger.raft.membership import Members, MembersLog
 from dledger.remoting.seams import Clock, Executor
 from dledger.replica_records import CHECKPOINT, goes_on_after
 from dledger.scrub import ScrubService
-from dledger.state.image import snapshot
+from dledger.settings.tables import RaftTable
+from dledger.state.snapshot import snapshot
 from dledger.state.tables import StateTables
 from dledger.store import ReplicaStore
 from dledger.waiting import Wakeup
@@ -66,7 +66,7 @@ class Maintenance:
         store: ReplicaStore,
         node: RaftNode,
         scrub: ScrubService,
-        settings: Callable[[], GroupSettings],
+        settings: RaftTable,
         kick: Callable[[], None],
         *,
         store_lock: trio.Lock,
@@ -101,7 +101,7 @@ class Maintenance:
                         )
                 except DiskFullError as error:
                     log.error("no_space_for_next_segment", error=str(error))
-                    await self._clock.sleep(self._settings().checkpoint_interval_s)
+                    await self._clock.sleep(self._settings.checkpoint_interval_ms / 1000)
                     self.reserve_wake.set()
             self._kick()  # what met a log that was being enlarged is sealed now
 
@@ -130,7 +130,7 @@ class Maintenance:
     def _checkpoint_pause_s(self) -> float:
         saved = self._store.image.saved
         size = 0 if saved is None else len(saved[1])
-        return max(self._settings().checkpoint_interval_s, size / CHECKPOINT_BYTES_PER_S)
+        return max(self._settings.checkpoint_interval_ms / 1000, size / CHECKPOINT_BYTES_PER_S)
 
     async def _drop_before(self, floor: Anchor) -> None:
         drop = self._store.plan_drop(floor)

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
+    from dledger.settings.schema import Config
+
 
 class ExitCode(IntEnum):
     """What a command's exit status means."""
@@ -52,6 +54,21 @@ RowsOutput = Annotated[
     ),
 ]
 
+PrintSettings = Annotated[
+    bool,
+    Parameter(
+        name=["--print-settings", "-p"],
+        negative="",
+        help="Print every setting with its source and exit.",
+    ),
+]
+LogLevelOption = Annotated[
+    Literal["debug", "info", "warning", "error"], Parameter(help="Least level that is logged.")
+]
+LogFormOption = Annotated[
+    Literal["json", "text"] | None, Parameter(help="json, or text for people; text on a terminal.")
+]
+
 TopicName = Annotated[str, Parameter(help="Name of the topic.")]
 GroupName = Annotated[str, Parameter(help="Name of the consumer group.")]
 
@@ -80,7 +97,7 @@ def addresses(namesrv: str) -> list[str]:
 
     Raises CliError: one of them is not an address; a usage error.
     """
-    from dledger.remoting.settings import parse_addresses
+    from dledger.settings.schema import parse_addresses
 
     try:
         found = list(parse_addresses(namesrv))
@@ -276,3 +293,31 @@ def note(text: str) -> None:
     """Tell the person something; standard output stays for results."""
     sys.stderr.write(escaped(text, keep="\n") + "\n")
     sys.stderr.flush()
+
+
+# ---------------------------------------------------------------------------------- daemons
+
+
+def begin_log(
+    config: Config, level: str, form: Literal["json", "text"] | None, **facts: str
+) -> None:
+    """Send logs to standard error, the warnings of *config* first; *facts*: of every line."""
+    import structlog
+
+    from dledger.remoting.log import configure_logs
+
+    form = form or ("text" if sys.stderr.isatty() else "json")
+    configure_logs(form=form, level=level, stream=None, **facts)
+    log = structlog.get_logger()
+    for warning in config.warnings:
+        log.warning("config_warning", text=warning)
+
+
+def log_settings(config: Config) -> None:
+    """Log what is not a default."""
+    import structlog
+
+    structlog.get_logger().info(
+        "settings",
+        **{path: f"{value} ({source})" for path, value, source in config.changed_settings()},
+    )

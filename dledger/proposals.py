@@ -44,6 +44,7 @@ from dledger.raft.journal import Proposal
 from dledger.raft.member import RaftNode
 from dledger.remoting.protocol.own_fields import NO_OFFSET
 from dledger.remoting.seams import Clock
+from dledger.settings.tables import RaftTable
 from dledger.state.tables import QueueKey, StateTables
 from dledger.store import ReplicaStore
 from dledger.waiting import Wakeup
@@ -105,26 +106,6 @@ log = structlog.get_logger(__name__)
 
 EXPIRE_INTERVAL_S: Final = 0.2
 """How often overdue proposals are looked for."""
-
-
-@dataclass(frozen=True, slots=True)
-class GroupSettings:
-    """Limits of a group, each with its unit."""
-
-    pending_bytes_max: int = 64 << 20
-    """Bytes proposed and not yet answered; above it proposals are refused."""
-    entry_bytes_max: int = 16 << 20
-    """Largest entry; the library would start to chunk far above it."""
-    quorum_timeout_s: float = 3.0
-    """A proposal without an answer for so long ends as unknown."""
-    drain_timeout_s: float = 5.0
-    """How long a clean stop waits for proposals in flight."""
-    checkpoint_interval_s: float = 3.0
-    """How far a restart after a kill may have to replay."""
-    scrub_bytes_per_s: int = 0
-    """How fast the log is checked for damage; 0: all of it about once a day."""
-    sync_replication: bool = True
-    """Answer when a majority has the entry; else when this leader has it."""
 
 
 @dataclass(slots=True)
@@ -209,7 +190,9 @@ class Proposals:
     """The proposals of one replica, in the order in which they came.
 
     Attributes:
-        settings: May be replaced while the group runs.
+        settings: May change while the group runs.
+        entry_bytes_max: Largest entry.
+        sync_replication: Answer when a majority has the entry; else when this leader has it.
         leadership: Set while this replica leads and has applied an entry of its own term.
         service_counts: Also counts listeners that failed.
         dates: The clock of all that waits for a date or compares store times.
@@ -217,9 +200,19 @@ class Proposals:
 
     node: RaftNode
 
-    def __init__(self, store: ReplicaStore, settings: GroupSettings, clock: Clock) -> None:
+    def __init__(
+        self,
+        store: ReplicaStore,
+        settings: RaftTable,
+        clock: Clock,
+        *,
+        entry_bytes_max: int,
+        sync_replication: bool,
+    ) -> None:
         self.store = store
         self.settings = settings
+        self.entry_bytes_max = entry_bytes_max
+        self.sync_replication = sync_replication
         self.leadership: Leadership | None = None
         self.service_counts = ServiceCounts()
         self.dates = LogClock(clock, lambda: store.log.last_store_time_ms)
@@ -273,12 +266,12 @@ class Proposals:
         if self._draining:
             raise ShuttingDownError("this broker is stopping; nothing was stored")
         size = len(memoryview(batch.records)) + SIZE_FIELD_BYTES * len(batch.sizes)
-        if size + ENTRY_HEADER_BYTES > self.settings.entry_bytes_max:
+        if size + ENTRY_HEADER_BYTES > self.entry_bytes_max:
             raise LocalProtocolError(
-                f"a batch of {size} bytes does not fit an entry of {self.settings.entry_bytes_max}"
+                f"a batch of {size} bytes does not fit an entry of {self.entry_bytes_max}"
             )
         on_their_way = self._pending_bytes + self._late_bytes
-        if on_their_way + size > self.settings.pending_bytes_max:
+        if on_their_way + size > self.settings.max_pending_bytes:
             raise PendingFullError(f"{on_their_way} bytes wait for a majority; nothing was stored")
         if self._late_bytes:
             # What comes now would stand behind it and end as unknown, too.
@@ -331,9 +324,7 @@ class Proposals:
     def _seal(self) -> bool:
         taken: list[_Pending] = []
         size = ENTRY_HEADER_BYTES
-        while self._pending and (
-            not taken or size + self._pending[0].size <= self.settings.entry_bytes_max
-        ):
+        while self._pending and (not taken or size + self._pending[0].size <= self.entry_bytes_max):
             following = self._pending[0]
             if following.is_conditional:
                 if taken:
@@ -384,7 +375,7 @@ class Proposals:
             index=index,
             term=self.node.term,
             store_time_ms=entry_log.last_store_time_ms,
-            deadline_s=self._clock.monotonic() + self.settings.quorum_timeout_s,
+            deadline_s=self._clock.monotonic() + self.settings.propose_timeout_ms / 1000,
             waiting=waiting,
             is_applied=any(pending.is_applied for pending in taken),
         )
@@ -458,12 +449,12 @@ class Proposals:
             name = getattr(listener, "__qualname__", repr(listener))
             log.error("listener_failed", listener=name, exc_info=error)
 
-    async def drain(self) -> bool:
+    async def drain(self, timeout_s: float) -> bool:
         """Refuse new proposals and wait for those in flight; return whether all were answered."""
         self._draining = True
         if not self._pending_bytes:
             return True
-        return await self._drained.wait_or(self._clock, self.settings.drain_timeout_s)
+        return await self._drained.wait_or(self._clock, timeout_s)
 
     async def _expire_loop(self) -> None:
         """End as unknown what no majority has taken in time; refuse what a hanging disk keeps."""
@@ -483,7 +474,7 @@ class Proposals:
             first = self._pending[0] if self._pending else None
             if first is None or first is not head:
                 head, since, waiting = first, now, len(self._pending)
-            elif now - since >= self.settings.quorum_timeout_s:
+            elif now - since >= self.settings.propose_timeout_ms / 1000:
                 # The disk hangs: nothing was sealed since.
                 error = PendingFullError(f"nothing was written for {now - since:.1f} s")
                 for _ in range(waiting):

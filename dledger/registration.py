@@ -20,7 +20,6 @@ import msgspec
 import structlog
 import trio
 
-from dledger.broker_settings import LEADER_ID
 from dledger.commitlog.errors import LocalProtocolError
 from dledger.group_api import BrokerGroup, QueueTouched
 from dledger.remoting.client import RemotingClient
@@ -41,7 +40,8 @@ from dledger.remoting.protocol.headers import (
     RegisterBrokerResponseHeader,
 )
 from dledger.remoting.seams import Clock
-from dledger.settings_tables import ClientTable
+from dledger.settings.tables import ClientTable
+from dledger.settings.text import LEADER_ID
 from dledger.state.topics import TopicConfig
 from dledger.waiting import wait_for
 

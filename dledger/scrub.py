@@ -157,7 +157,6 @@ class ScrubService:
 
     Args:
         lock: Held while the log is replaced or a checkpoint is written.
-        bytes_per_s: How fast to read; 0: a pass a day.
     """
 
     def __init__(
@@ -168,14 +167,12 @@ class ScrubService:
         clock: Clock,
         executor: Executor,
         lock: trio.Lock,
-        bytes_per_s: int = 0,
     ) -> None:
         self._store = store
         self._node = node
         self._clock = clock
         self._executor = executor
         self._lock = lock
-        self._bytes_per_s = bytes_per_s
         self._next_index = 1
         self._wake = Wakeup()
         self._answer: memoryview | None = None
@@ -255,7 +252,7 @@ class ScrubService:
         while True:
             entry_log = self._store.log
             size = entry_log.end_position - entry_log.first_position
-            piece, pause_s = pace(size, self._bytes_per_s)
+            piece, pause_s = pace(size, self._store.settings.scrub_bytes_per_s)
             await self._clock.sleep(pause_s)
             await self.check_piece(piece)
 

@@ -12,10 +12,7 @@ import structlog
 import trio
 
 from dledger.broker_metrics import BrokerMetrics, LeaderChanges, Readiness
-from dledger.broker_settings import BrokerSettings
-from dledger.config import BrokerConfig
 from dledger.group import Group
-from dledger.live_settings import server_limits
 from dledger.processors.handles import codes_of
 from dledger.processors.pull import PullProcessor
 from dledger.processors.wiring import BrokerProcessors
@@ -27,6 +24,8 @@ from dledger.remoting.seams import Clock, Network, ServerTls
 from dledger.remoting.server import RemotingServer
 from dledger.services.retention import RetentionService
 from dledger.services.throughput import Traffic
+from dledger.settings.config import BrokerConfig
+from dledger.settings.parts import BrokerSettings, server_limits
 
 log = structlog.get_logger(__name__)
 
@@ -108,20 +107,11 @@ async def serve_metrics(
         clock=clock,
     )
     server = MetricsServer(network, metrics.pieces, Readiness(group).not_ready)
-    try:
-        address: tuple[str, int] = await nursery.start(server.serve, *wanted)
-    except OSError as error:
-        # Without the page a broker is less watched; it serves its clients all the same.
-        log.warning(
-            "metrics_port_left_out",
-            address=f"{wanted[0]}:{wanted[1]}",
-            error=str(error),
-            next_step="set metrics.listen_port to a free port, or to 0",
-        )
+    address = await server.serve_if_free(nursery, *wanted, "metrics.listen_port")
+    if address is None:
         return None
     processors.throughput.traffic = traffic
     group.on_units.append(traffic.on_units)
     group.on_role_change.append(leaders.role_changed)
     leaders.role_changed()
-    log.info("metrics_served", address=f"{address[0]}:{address[1]}")
     return address

@@ -13,7 +13,7 @@ from collections.abc import Callable
 import structlog
 from typing_extensions import Buffer
 
-from dledger.broker_settings import StoreSettings, delays_of_levels
+from dledger.commitlog.consume_queue_store import MAX_OPEN_FILES
 from dledger.commitlog.damage import check_entries
 from dledger.commitlog.derive import derive
 from dledger.commitlog.entry import parse_header
@@ -25,7 +25,7 @@ from dledger.commitlog.errors import (
 )
 from dledger.commitlog.mark import Anchor, Mark, SlotFile
 from dledger.commitlog.recovery import DamagedLogError
-from dledger.commitlog.seams import Disk, Lock
+from dledger.commitlog.seams import Disk, Lock, UtcOffset, utc
 from dledger.commitlog.store_paths import StorePaths
 from dledger.derived_files import DerivedFiles
 from dledger.floor_pass import FloorPass
@@ -42,6 +42,8 @@ from dledger.replica_records import (
     decoded_file,
     mark_at,
 )
+from dledger.settings.tables import StoreTable
+from dledger.settings.text import delays_of_levels
 from dledger.state.apply import (
     Applied,
     EntriesTogether,
@@ -50,7 +52,7 @@ from dledger.state.apply import (
     raise_min_offsets,
     read_together,
 )
-from dledger.state.snapshot import load_checked
+from dledger.state.snapshot import load
 from dledger.state.state_record import QueueFloorsChange
 from dledger.state.tables import StateTables
 
@@ -63,12 +65,20 @@ class ReplicaStore:
     def __init__(
         self,
         disk: Disk,
-        settings: StoreSettings,
+        settings: StoreTable,
         tables: Callable[[], StateTables],
+        *,
+        pid: int = 0,
+        queue_files_max: int = MAX_OPEN_FILES,
+        utc_offset: UtcOffset = utc,
     ) -> None:
         """Open the folder: lock, recover, replay.
 
         Args:
+            settings: Without `sync_flush` acknowledgements may be lost by an unclean stop, and that
+                is remembered.
+            queue_files_max: Consume queue files that may be open.
+            utc_offset: Local time, for names of key index files.
             tables: Makes empty tables with the built-in topics and groups.
         Raises:
             StoreLockedError: Another process owns the folder.
@@ -77,9 +87,9 @@ class ReplicaStore:
             DiskFullError: No space for the first files.
         """
         self.settings = settings
-        self.paths = StorePaths(settings.root)
+        self.paths = StorePaths(settings.path_root_dir)
         self._disk = disk
-        disk.make_dir(settings.root)
+        disk.make_dir(settings.path_root_dir)
         self._lock: Lock = disk.lock(self.paths.lock)
         self._abort = AbortFile(disk, self.paths.abort)
         self.unclean = self._abort.exists()
@@ -103,7 +113,14 @@ class ReplicaStore:
         self.delays = delays_of_levels(settings.delay_levels_ms)
         self.on_derived_behind: Callable[[], object] = lambda: None
         """Called when units or keys of applied entries are to be put again."""
-        self.derived = DerivedFiles(disk, self.paths, settings, self._note_derived_behind)
+        self.derived = DerivedFiles(
+            disk,
+            self.paths,
+            settings,
+            self._note_derived_behind,
+            max_open_files=queue_files_max,
+            utc_offset=utc_offset,
+        )
         self._refer_to_derived()
         self.derived_index = self.log.first_index - 1
         self._alone = 0
@@ -118,7 +135,7 @@ class ReplicaStore:
         """Newest entry that a written checkpoint covers."""
         self._load_tables()
         self.keys.begin(nothing_derived=self.derived_index < self.log.first_index)
-        self._abort.create(settings.pid)
+        self._abort.create(pid)
         self._reserve()
         self._load_damage()
         self.replayed = self._replay()
@@ -130,11 +147,8 @@ class ReplicaStore:
         self.image.begin()
 
     def _open_log(self, mark: Mark | None) -> EntryLog:
-        settings = self.settings
         try:
-            entry_log = EntryLog.open(
-                self._disk, settings.root, segment_bytes=settings.segment_bytes, trusted=mark
-            )
+            entry_log = self._log_in_folder(mark)
         except DamagedLogError as error:
             # Above the mark a power cut may have kept a later entry and torn an earlier one, none
             # of them acknowledged. Below it acknowledgements are lost. Either way the log is kept
@@ -145,13 +159,7 @@ class ReplicaStore:
             self._doubt.store(
                 damaged=self.damaged, torn=self.torn
             )  # the cut takes the evidence away
-            return EntryLog.open(
-                self._disk,
-                settings.root,
-                segment_bytes=settings.segment_bytes,
-                trusted=mark,
-                repair=True,
-            )
+            return self._log_in_folder(mark, repair=True)
         if mark is not None and not entry_log.mark_valid:
             self._note_damaged_log(
                 "log_ends_below_commit_mark", mark=mark.index, end=entry_log.last_index
@@ -160,6 +168,16 @@ class ReplicaStore:
             cut, last = entry_log.report.cut_bytes, entry_log.last_index
             log.warning("torn_tail_cut", bytes=cut, last_index=last)
         return entry_log
+
+    def _log_in_folder(self, mark: Mark | None = None, *, repair: bool = False) -> EntryLog:
+        settings = self.settings
+        return EntryLog.open(
+            self._disk,
+            settings.path_root_dir,
+            segment_bytes=settings.mapped_file_size_commit_log,
+            trusted=mark,
+            repair=repair,
+        )
 
     def end_doubt(self) -> None:
         """Take note, durably, that a leader has made good what this replica may have lost."""
@@ -264,13 +282,11 @@ class ReplicaStore:
     def _begin_log_anew(self, anchor: Anchor, phase: Phase) -> None:
         self.log.close(clean=False)
         self._empty_log(anchor, phase)
-        self.log = EntryLog.open(
-            self._disk, self.settings.root, segment_bytes=self.settings.segment_bytes
-        )
+        self.log = self._log_in_folder()
         self.restored_commit_index = anchor.first_index - 1
 
     def _empty_log(self, anchor: Anchor, phase: Phase) -> None:
-        EntryLog.begin_at(self._disk, self.settings.root, anchor)
+        EntryLog.begin_at(self._disk, self.settings.path_root_dir, anchor)
         # The old mark names an entry that was removed on purpose.
         self._mark_slots.store(anchor.mark.encode())
         self._installation.become(phase)
@@ -302,7 +318,7 @@ class ReplicaStore:
 
         Raises CorruptStoreError, ForeignStoreError: it is none that this version knows.
         """
-        return load_checked(data, self.tables)
+        return load(data, self.tables)
 
     def needs(self, loaded: StateTables, commit_index: int) -> bool:
         """Tell whether a snapshot has to be installed: the log does not go as far as its floor.
@@ -342,9 +358,7 @@ class ReplicaStore:
         """
         self._empty_log(loaded.floor, Phase.REFILLING)
         self.derived.remove()
-        return EntryLog.open(
-            self._disk, self.settings.root, segment_bytes=self.settings.segment_bytes
-        )
+        return self._log_in_folder()
 
     def take_over(self, loaded: StateTables, entry_log: EntryLog) -> EntryLog:
         """Go on with a snapshot's tables and the empty log; return the old one, to be closed.

@@ -5,27 +5,27 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import structlog
 import trio
 from cyclopts import App, Parameter
-from msgspec import structs
 
-from dledger.commitlog.errors import ConfigError
-from dledger.namesrv.config import NamesrvConfig, load_config
-from dledger.remoting.log import configure_logs
+from dledger.namesrv.config import NamesrvConfig
+from dledger.output import (
+    LogFormOption,
+    LogLevelOption,
+    PrintSettings,
+    begin_log,
+    log_settings,
+)
+from dledger.remoting.log import LogForm
 from dledger.remoting.machine import raise_open_files, share_descriptors
-from dledger.remoting.seams import ServerTls
 from dledger.remoting.service_manager import ServiceManager
-from dledger.remoting.settings import ConfigFile, settings_text
-
-EXIT_OK = 0
-EXIT_CONFIG = 2
-EXIT_FAILED = 1
+from dledger.settings.schema import ConfigFile, settings_text
 
 app = App(name="namesrv", help="Run one NameServer.", backend="trio")
 
@@ -37,14 +37,7 @@ async def namesrv(
         Path | None,
         Parameter(name=["--config", "-c"], help="TOML file, or a RocketMQ namesrv.conf unchanged."),
     ] = None,
-    print_settings: Annotated[
-        bool,
-        Parameter(
-            name=["--print-settings", "-p"],
-            negative="",
-            help="Print every setting with its source and exit.",
-        ),
-    ] = False,
+    print_settings: PrintSettings = False,
     listen_host: Annotated[str | None, Parameter(help="Address to listen on.")] = None,
     listen_port: Annotated[
         int | None, Parameter(help="Port to listen on; 0: any free port.")
@@ -52,44 +45,32 @@ async def namesrv(
     kv_config_path: Annotated[
         str | None, Parameter(help="File of the key-value configuration.")
     ] = None,
-    log_level: Annotated[
-        Literal["debug", "info", "warning", "error"], Parameter(help="Least level that is logged.")
-    ] = "info",
-    log_form: Annotated[
-        Literal["json", "text"] | None,
-        Parameter(help="json, or text for people; text on a terminal."),
-    ] = None,
-) -> int:
+    log_level: LogLevelOption = "info",
+    log_form: LogFormOption = None,
+) -> None:
     """Run one NameServer.
 
     Settings come from defaults, a file and this command line; the later ones win. Routes live in
     memory: brokers bring them. SIGTERM and Ctrl-C stop it cleanly.
     """
-    try:
-        named = {
-            "server.listen_host": listen_host,
-            "server.listen_port": listen_port,
-            "namesrv.kv_config_path": kv_config_path,
-        }
-        settings = load_config(
-            [] if config is None else [ConfigFile.read(config)],
-            options={path: value for path, value in named.items() if value is not None},
-            home=os.environ.get("HOME", ""),
-        )
-        if print_settings:
-            sys.stdout.write(settings_text(settings.settings()))
-            return EXIT_OK
-        return await run_daemon(settings, log_level, log_form)
-    except ConfigError as error:
-        return _fail(error.mistakes, EXIT_CONFIG)
-    except OSError as error:
-        return _fail((str(error),), EXIT_FAILED)
+    named = {
+        "server.listen_host": listen_host,
+        "server.listen_port": listen_port,
+        "namesrv.kv_config_path": kv_config_path,
+    }
+    settings = NamesrvConfig.load(
+        [] if config is None else [ConfigFile.read(config)],
+        options={path: value for path, value in named.items() if value is not None},
+        home=os.environ.get("HOME", ""),
+    )
+    if print_settings:
+        sys.stdout.write(settings_text(settings.settings()))
+        return
+    await run_daemon(settings, log_level, log_form)
 
 
-async def run_daemon(
-    config: NamesrvConfig, log_level: str, log_form: Literal["json", "text"] | None
-) -> int:
-    """Serve until SIGTERM or SIGINT; return the exit status.
+async def run_daemon(config: NamesrvConfig, log_level: str, log_form: LogForm | None) -> None:
+    """Serve until SIGTERM or SIGINT.
 
     Raises:
         ConfigError: A certificate or the key-value file cannot be used.
@@ -97,47 +78,17 @@ async def run_daemon(
     """
     from dledger.remoting.machine import GarbageCollection, TrioClock
 
-    configure_logs(form=log_form or ("text" if sys.stderr.isatty() else "json"), level=log_level)
-    log = structlog.get_logger()
-    for warning in config.warnings:
-        log.warning("config_warning", text=warning)
-    log.info(
-        "settings",
-        **{path: f"{value} ({source})" for path, value, source in config.changed_settings()},
-    )
+    begin_log(config, log_level, log_form)
+    log_settings(config)
     garbage = GarbageCollection(TrioClock())
     manager = ServiceManager(os.environ, os.getpid())
     with garbage.in_charge(), trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
-        failed: ConfigError | OSError | None = None
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_cancel_on_signal, signals, nursery.cancel_scope, manager)
             nursery.start_soon(garbage.run)
             nursery.start_soon(manager.keep_watchdog, TrioClock())
-            try:
-                await _serve(_with_descriptors(config), manager)
-            except (ConfigError, OSError) as error:
-                failed = error
-                nursery.cancel_scope.cancel()
-        if failed is not None:  # out here it is not wrapped in a group
-            raise failed
-    log.info("namesrv_stopped")
-    return EXIT_OK
-
-
-def listener_tls(config: NamesrvConfig) -> ServerTls:
-    """Return the listener's TLS from the files that *config* names.
-
-    Raises ConfigError: a file is missing or not what it should be.
-    """
-    from dledger.remoting.tcp import server_tls
-
-    server = config.server
-    return server_tls(
-        server.tls_mode,
-        cert_file=server.tls_cert_file or None,
-        key_file=server.tls_key_file or None,
-        client_ca_file=server.tls_ca_file or None,
-    )
+            await _serve(_with_descriptors(config), manager)
+    structlog.get_logger().info("namesrv_stopped")
 
 
 async def _serve(config: NamesrvConfig, manager: ServiceManager) -> None:
@@ -159,7 +110,6 @@ async def _serve(config: NamesrvConfig, manager: ServiceManager) -> None:
         rng=SystemRng(),
         network=TcpNetwork(),
         disk=OsDisk(),
-        tls=listener_tls(config),
         executor=AdaptiveExecutor(),
         memory_bytes=memory_bytes(),
         task_status=manager,
@@ -180,7 +130,7 @@ def _with_descriptors(config: NamesrvConfig) -> NamesrvConfig:
         configured=wanted,
         next_step="raise the hard limit of open files (ulimit -Hn) of this process",
     )
-    server = structs.replace(config.server, max_connections=allowed)
+    server = replace(config.server, max_connections=allowed)
     return replace(config, server=server)
 
 
@@ -191,9 +141,3 @@ async def _cancel_on_signal(
         manager.stopping()
         structlog.get_logger().info("signal", name=signal.Signals(number).name)
         scope.cancel()
-
-
-def _fail(messages: Iterable[str], status: int) -> int:
-    for message in messages:
-        sys.stderr.write(f"error: {' '.join(message.split())}\n")
-    return status

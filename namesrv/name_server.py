@@ -14,7 +14,7 @@ import msgspec
 
 from dledger.commitlog.errors import ConfigError
 from dledger.commitlog.seams import Disk
-from dledger.namesrv.config import IGNORED_KEYS, SCHEMA, NamesrvConfig
+from dledger.namesrv.config import SCHEMA, NamesrvConfig
 from dledger.namesrv.errors import KvConfigFullError, SettingLockedError
 from dledger.namesrv.route_table import RouteInfoManager
 from dledger.remoting.properties import format_properties
@@ -188,8 +188,8 @@ class NameServer:
     """
 
     def __init__(self, config: NamesrvConfig, disk: Disk) -> None:
-        self.config = config
-        settings = config.namesrv
+        self.config = config.copied()  # of this run: settings may change while it lasts
+        settings = self.config.namesrv
         self.kv_config = KvConfigManager.load(disk, settings.kv_config_path)
         self.route_cache = RouteCache(self._build_route)
         self.routes = RouteInfoManager(
@@ -231,16 +231,11 @@ class NameServer:
             ConfigError: An unknown key, one that would have to protect something and cannot here,
                 a bad value, or a setting that needs a restart.
         """
-        ignored = IGNORED_KEYS.keys() - LOCKED_KEYS - PROTECTING_KEYS
-        notes = [
-            f"{key} is accepted and changes nothing: {IGNORED_KEYS[key]}"
-            for key in changes
-            if key in ignored
-        ]
-        rest = {key: text for key, text in changes.items() if key not in ignored}
-        values = self.config.changes(rest, path_of=_path_of, daemon="NameServer")
-        self.config = self.config.with_values(values, SOURCE)
-        self.routes.settings = self.config.namesrv
+        values, notes = self.config.changes(
+            changes, path_of=_path_of, daemon="NameServer", never=LOCKED_KEYS | PROTECTING_KEYS
+        )
+        self.config.with_values(values, SOURCE)
+        self.config.change(values, SOURCE)
         self.route_cache.clear()
         return notes
 

@@ -17,13 +17,12 @@ from dledger.namesrv.route_table import RouteInfoManager
 from dledger.remoting.access.account_file import AccountStore
 from dledger.remoting.access.accounts import ADMIN, SIGNED, Rule
 from dledger.remoting.access.audit import audited
-from dledger.remoting.access.gate import AccessGate, LocalAdmin, guarded_table
-from dledger.remoting.certificates import Certificates, TlsFiles
+from dledger.remoting.access.gate import processor_table
+from dledger.remoting.certificates import Certificates
 from dledger.remoting.connection_limits import ConnectionLimits
 from dledger.remoting.memory_budget import BudgetLimits, MemoryBudget, budget_bytes
 from dledger.remoting.metrics import (
     Family,
-    Guard,
     MetricsServer,
     RpcLatency,
     Sample,
@@ -32,9 +31,8 @@ from dledger.remoting.metrics import (
     load_library,
 )
 from dledger.remoting.processor import Limiter
-from dledger.remoting.processor_table import ProcessorTable
 from dledger.remoting.protocol.codes import NAMESRV_RESERVED, RequestCode
-from dledger.remoting.seams import Clock, Executor, Network, Rng, ServerTls
+from dledger.remoting.seams import Clock, Executor, Network, Rng
 from dledger.remoting.server import RemotingServer, ServerLimits
 
 MAX_OPEN_REQUESTS: Final = 1024
@@ -43,9 +41,6 @@ the limit is for those that will not."""
 
 DEFAULT_MEMORY_BYTES: Final = 1 << 30
 """For a caller that does not know how much memory there is: a quarter of it is 256 MiB."""
-
-RESERVED_SHARE: Final = 4
-"""At most one part in this number of the connections is reserved: clients are most of them."""
 
 NAMESRV_RULES: Final[dict[int, Rule]] = {
     RequestCode.GET_ROUTEINFO_BY_TOPIC: SIGNED,
@@ -104,7 +99,6 @@ async def serve_namesrv(
     rng: Rng,
     network: Network,
     disk: Disk,
-    tls: ServerTls | None = None,
     executor: Executor | None = None,
     memory_bytes: int = DEFAULT_MEMORY_BYTES,
     name_server: NameServer | None = None,
@@ -118,7 +112,8 @@ async def serve_namesrv(
         executor: Reads the files of accounts and certificates again; without one they count as they
             were at the start.
     Raises:
-        ConfigError: The key-value file is damaged, or the account file is; nothing was started.
+        ConfigError: The key-value file is damaged, or the account file or a certificate cannot be
+            used; nothing was started.
         OSError: The address cannot be bound; nothing was started.
     Cancellation: Every connection is closed at once. Nothing is lost: key-values are on disk when
         they are acknowledged, and brokers register with a NameServer again when it is back.
@@ -129,7 +124,9 @@ async def serve_namesrv(
         name_server = NameServer(config, disk)
     processor = NameServerProcessor(name_server, clock)
     accounts = AccountStore(disk, config.server.acl_file) if config.server.acl_enable else None
-    processors, guard = _processor_table(accounts, clock, rng, open_admin=config.server.open_admin)
+    processors, guard = processor_table(
+        accounts, NAMESRV_RULES, LOCAL_ADMIN, clock, rng, open_admin=config.server.open_admin
+    )
     limiter = Limiter("namesrv", MAX_OPEN_REQUESTS)
     for code, handler in processor.handlers().items():
         is_act = code in ADMINISTRATIVE
@@ -138,16 +135,15 @@ async def serve_namesrv(
         )
     latency = RpcLatency() if config.server.metrics_listen_port else None
     certificates = Certificates(disk)
-    certificates.watch(
-        tls.context if tls is not None else None,
-        TlsFiles(
-            config.server.tls_cert_file, config.server.tls_key_file, config.server.tls_ca_file
-        ),
-    )
+    tls = certificates.of_server(config.server.tls_mode, config.server)
     server = RemotingServer(
         network,
         processors,
-        limits=_server_limits(config.server),
+        limits=ServerLimits.of(
+            config.server,
+            NAMESRV_RESERVED,
+            ConnectionLimits(idle_timeout_s=config.server.idle_timeout_s),
+        ),
         tls=tls,
         budget=MemoryBudget(
             BudgetLimits(
@@ -181,39 +177,14 @@ async def serve_namesrv(
         raise OSError(not_bound.strerror or str(not_bound)) from not_bound
 
 
-def _processor_table(
-    accounts: AccountStore | None, clock: Clock, rng: Rng, *, open_admin: bool
-) -> tuple[ProcessorTable, Guard | None]:
-    if accounts is not None:
-        gate = AccessGate(accounts, NAMESRV_RULES, clock, rng)
-        return guarded_table(gate), gate
-    if open_admin:
-        return ProcessorTable(None), None
-    local = LocalAdmin(LOCAL_ADMIN)
-    return ProcessorTable(local.guard), local
-
-
 async def _serve_metrics(
     settings: ServerTable, metrics: NamesrvMetrics, network: Network, nursery: trio.Nursery
 ) -> None:
     """Serve the page for Prometheus, if it is wanted and its port is free."""
-    host, port = settings.metrics_listen_host, settings.metrics_listen_port
-    if not port:
-        return
-    try:
-        bound: tuple[str, int] = await nursery.start(
-            MetricsServer(network, metrics.pieces).serve, host, port
-        )
-    except OSError as error:
-        # Monitoring can miss the page; clients must not miss the NameServer.
-        _log.warning(
-            "metrics_port_left_out",
-            address=f"{host}:{port}",
-            error=str(error),
-            next_step="set server.metrics_listen_port to a free port, or to 0",
-        )
-        return
-    _log.info("metrics_served", address=f"{bound[0]}:{bound[1]}")
+    if settings.metrics_listen_port:
+        server = MetricsServer(network, metrics.pieces)
+        where = (settings.metrics_listen_host, settings.metrics_listen_port)
+        await server.serve_if_free(nursery, *where, "server.metrics_listen_port")
 
 
 class NamesrvMetrics:
@@ -253,17 +224,6 @@ class NamesrvMetrics:
             ),
             [({}, routes.refused.total)],
         )
-
-
-def _server_limits(settings: ServerTable) -> ServerLimits:
-    return ServerLimits(
-        max_connections=settings.max_connections,
-        reserved_connections=min(
-            settings.reserved_connections, settings.max_connections // RESERVED_SHARE
-        ),
-        reserved_codes=NAMESRV_RESERVED,
-        connection=ConnectionLimits(idle_timeout_s=float(settings.idle_timeout_s)),
-    )
 
 
 async def _scan_forever(

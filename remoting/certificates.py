@@ -12,17 +12,25 @@ import ssl
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import sha256
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 from dledger.commitlog.seams import Disk
 from dledger.remoting.log import get_logger
-from dledger.remoting.seams import Clock, Executor
-from dledger.remoting.tcp import load_certificate
+from dledger.remoting.seams import Clock, Executor, ServerTls, TlsMode
+from dledger.remoting.tcp import client_tls, load_certificate, server_tls
 
 RELOAD_INTERVAL_S: Final = 5.0
 """How soon changed files count. Certificates are renewed days before their end."""
 
 _log = get_logger(__name__)
+
+
+class TlsTable(Protocol):
+    """A table of settings that names the files of a context."""
+
+    tls_cert_file: str
+    tls_key_file: str
+    tls_ca_file: str
 
 
 class TlsFiles(NamedTuple):
@@ -75,6 +83,25 @@ class Certificates:
 
     def __bool__(self) -> bool:
         return bool(self._watched)
+
+    def of_server(self, mode: TlsMode, table: TlsTable) -> ServerTls:
+        """Return the TLS of a port, kept as the files of *table* are.
+
+        Raises ConfigError: a file is missing or not what it should be.
+        """
+        files = TlsFiles(table.tls_cert_file, table.tls_key_file, table.tls_ca_file)
+        cert, key, authorities = (name or None for name in files)
+        tls = server_tls(mode, cert_file=cert, key_file=key, client_ca_file=authorities)
+        self.watch(tls.context, files)
+        return tls
+
+    def of_client(self, table: TlsTable) -> ssl.SSLContext:
+        """Return the TLS towards servers; as `of_server`."""
+        files = TlsFiles(table.tls_cert_file, table.tls_key_file, table.tls_ca_file)
+        cert, key, authorities = (name or None for name in files)
+        context = client_tls(ca_file=authorities, cert_file=cert, key_file=key)
+        self.watch(context, files)
+        return context
 
     def watch(self, context: ssl.SSLContext | None, files: TlsFiles) -> None:
         """Keep *context*, which was just made of *files*, as they are; None: nothing.

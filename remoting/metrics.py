@@ -426,6 +426,26 @@ class MetricsServer:
             with trio.CancelScope(shield=True):
                 await listener.aclose()
 
+    async def serve_if_free(
+        self, nursery: trio.Nursery, host: str, port: int, setting: str
+    ) -> tuple[str, int] | None:
+        """Serve in *nursery* and return the address; None, with a warning: the port is taken.
+
+        Without the page a daemon is less watched; it serves its clients all the same.
+        """
+        try:
+            address: tuple[str, int] = await nursery.start(self.serve, host, port)
+        except OSError as error:
+            _log.warning(
+                "metrics_port_left_out",
+                address=f"{host}:{port}",
+                error=str(error),
+                next_step=f"set {setting} to a free port, or to 0",
+            )
+            return None
+        _log.info("metrics_served", address=f"{address[0]}:{address[1]}")
+        return address
+
     async def _serve_one(self, stream: Stream) -> None:
         try:
             with trio.move_on_after(ANSWER_TIMEOUT_S):

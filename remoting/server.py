@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Protocol, Self
 
 import trio
 
@@ -30,6 +30,17 @@ LOGGED_EVERY_S: Final = 1.0
 _log = get_logger(__name__)
 
 
+RESERVED_SHARE: Final = 4
+"""At most one part in this number of the connections is reserved: clients are most of them."""
+
+
+class PortTable(Protocol):
+    """Settings of a port."""
+
+    max_connections: int
+    reserved_connections: int
+
+
 @dataclass(frozen=True, slots=True)
 class ServerLimits:
     """Limits of one server.
@@ -45,6 +56,15 @@ class ServerLimits:
     reserved_connections: int = 0
     reserved_codes: frozenset[int] = frozenset()
     connection: ConnectionLimits = field(default_factory=ConnectionLimits)
+
+    @classmethod
+    def of(
+        cls, table: PortTable, reserved_codes: frozenset[int], connection: ConnectionLimits
+    ) -> Self:
+        """Return the limits that the settings of a port set."""
+        most = table.max_connections
+        reserved = min(table.reserved_connections, most // RESERVED_SHARE)
+        return cls(most, reserved, reserved_codes, connection)
 
 
 class RemotingServer:

@@ -26,6 +26,7 @@ from dledger.client.core.message import Message
 from dledger.client.core.route import MessageQueue
 from dledger.client.producer.config import ProducerConfig
 from dledger.client.producer.encoder import SlotEncoder, goes_alone
+from dledger.client.producer.lane import SendBatch, settle_batch
 from dledger.client.producer.producer import unique_ids
 from dledger.client.producer.state import SendSlot
 from dledger.remoting.protocol.codes import RequestCode, ResponseCode
@@ -47,13 +48,15 @@ class ConsumeStep:
     """The messages and offsets of one step; `StepSender.store` sends them.
 
     Attributes:
+        messages: What was sent, in its order.
+        commits: What was committed.
         stored: Where each message stands, in the order in which they were sent; filled when the
             step is stored.
     """
 
     def __init__(self) -> None:
-        self._messages: list[tuple[Message, MessageQueue | None]] = []
-        self._commits: dict[MessageQueue, int] = {}
+        self.messages: list[tuple[Message, MessageQueue | None]] = []
+        self.commits: dict[MessageQueue, int] = {}
         self.stored: list[StoredAt] = []
 
     def send(self, message: Message, queue: MessageQueue | None = None) -> None:
@@ -66,21 +69,11 @@ class ConsumeStep:
         """
         if goes_alone(message):
             raise MessageIllegalError("a delayed or transactional message is no part of a step")
-        self._messages.append((message, queue))
+        self.messages.append((message, queue))
 
     def commit(self, queue: MessageQueue, offset: int) -> None:
         """Let the step commit that everything below *offset* of *queue* is dealt with."""
-        self._commits[queue] = offset
-
-    @property
-    def messages(self) -> list[tuple[Message, MessageQueue | None]]:
-        """What was sent, in its order."""
-        return self._messages
-
-    @property
-    def commits(self) -> dict[MessageQueue, int]:
-        """What was committed."""
-        return self._commits
+        self.commits[queue] = offset
 
 
 @dataclass(eq=False)
@@ -121,25 +114,17 @@ class StepSender:
             for message, to in step.messages
         ]
         # One run for each queue: the order within a queue is the step's.
-        ordered = sorted(range(len(slots)), key=lambda at: slots[at].queue)
-        runs = [
-            (to, [slots[at] for at in each])
-            for to, each in groupby(ordered, key=lambda at: slots[at].queue)
-        ]
+        runs = groupby(sorted(slots, key=_queue_of), key=_queue_of)
+        batch = SendBatch([(to, list(run)) for to, run in runs])
         # Known again only from an answer: until then another attempt may be on its way.
         for each in step.commits:
             self.committed.pop(each, None)
-        answer, attempts = await self._ask(queue, step, before, runs, timeout_s)
+        answer, attempts = await self._ask(queue, step, before, batch, timeout_s)
         self._check(queue, answer, attempts)
         self.committed.update(step.commits)
-        firsts = answer.ext["results"]
-        at_of = {
-            id(slot): int(first[1]) + number
-            for (_, run), first in zip(runs, firsts, strict=True)
-            for number, slot in enumerate(run)
-        }
+        settle_batch(batch, answer.ext)
         step.stored = [
-            StoredAt(slot.queue, at_of[id(slot)], str(slot.message_ids)) for slot in slots
+            StoredAt(slot.queue, slot.base_offset, str(slot.message_ids)) for slot in slots
         ]
 
     def _first_of(self, step: ConsumeStep) -> MessageQueue:
@@ -190,16 +175,14 @@ class StepSender:
         queue: MessageQueue,
         step: ConsumeStep,
         before: dict[MessageQueue, int],
-        runs: list[tuple[MessageQueue, list[SendSlot]]],
+        batch: SendBatch,
         timeout_s: float,
     ) -> tuple[RemotingCommand, int]:
         """Return the answer, and how many times the request may have arrived."""
-        slots = [slot for _, run in runs for slot in run]
-        body = b"".join((*(slot.sizes for slot in slots), *(slot.records for slot in slots)))
         ext: dict[str, Any] = {
             "group": self.group,
             "consumer_group": self.group,
-            "runs": [[to.topic, to.queue_id, len(run)] for to, run in runs],
+            "runs": batch.run_list(),
             COMMITS_FIELD: [
                 [each.topic, each.queue_id, before[each], to] for each, to in step.commits.items()
             ],
@@ -220,7 +203,7 @@ class StepSender:
             queue.broker_name,
             RequestCode.CONSUME_STEP,
             ext,
-            body,
+            batch.body(),
             topic=queue.topic,
             timeout_s=timeout_s,
             adapt=count,
@@ -241,3 +224,7 @@ class StepSender:
             raise RequestFailedError(text, code=code, remark=remark)
         committed = int(answer.ext.get(COMMITTED_FIELD, NO_OFFSET))
         raise StepOvertakenError(text, code=code, remark=remark, committed_offset=committed)
+
+
+def _queue_of(slot: SendSlot) -> MessageQueue:
+    return slot.queue

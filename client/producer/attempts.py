@@ -296,5 +296,5 @@ class Attempts:
                 slot.state = SlotState.IN_FLIGHT
         counters = self._sends.counters
         counters.requests += 1
-        counters.records += batch.record_count
+        counters.records += sum([slot.count for slot in slots])
         counters.attempts += len(slots)

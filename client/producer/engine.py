@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
+from functools import cache, partial
 
 import trio
 
@@ -35,9 +36,10 @@ from dledger.client.producer.encoder import SlotEncoder, goes_alone
 from dledger.client.producer.lane import Coalescer, Lane, SendBatch, batch_of_one, moved_records
 from dledger.client.producer.queue_selection import PublishTopics
 from dledger.client.producer.results import LiveSends, SendHooks
-from dledger.client.producer.sequences import HeldSend, ProducerId, Sequences
+from dledger.client.producer.sequences import HeldSend, Sequences
 from dledger.client.producer.state import Next, SendSlot, SlotState, error_of, next_of
 from dledger.remoting.protocol.codes import ResponseCode
+from dledger.remoting.protocol.own_fields import PRODUCER_ID_BYTES
 
 
 class SendEngine:
@@ -64,7 +66,7 @@ class SendEngine:
         self._encoder = encoder
         self._topics = topics
         self._hooks = hooks
-        self._producer_id = ProducerId(instance.rng)
+        self._producer_id = cache(partial(instance.rng.randbytes, PRODUCER_ID_BYTES))
         self._steps: dict[Next, Callable[[Attempt, Failure], Awaitable[Attempt | None]]] = {
             Next.RELEASE: self._release,
             Next.HOLD: self._hold,

@@ -43,13 +43,10 @@ class SendBatch:
 
     Attributes:
         runs: Queue and its slots in the order they were offered.
-        record_count: Records over all runs.
         is_alone: One slot that leaves as the request RocketMQ's own clients would send.
     """
 
     runs: list[tuple[MessageQueue, list[SendSlot]]]
-    record_count: int
-    record_bytes: int
     is_alone: bool = False
 
     @property
@@ -79,15 +76,8 @@ class SendBatch:
     def with_only(self, slots: Iterable[SendSlot]) -> SendBatch:
         """Return what is left of it when all but *slots* are taken out."""
         kept = set(slots)
-        runs: list[tuple[MessageQueue, list[SendSlot]]] = []
-        records = nbytes = 0
-        for queue, run in self.runs:
-            left = [slot for slot in run if slot in kept]
-            if left:
-                runs.append((queue, left))
-                records += sum([slot.count for slot in left])
-                nbytes += sum([len(slot.records) for slot in left])
-        return SendBatch(runs, records, nbytes, self.is_alone)
+        runs = [(queue, [slot for slot in run if slot in kept]) for queue, run in self.runs]
+        return SendBatch([(queue, run) for queue, run in runs if run], self.is_alone)
 
     def run_list(self) -> list[list[Any]]:
         """Return the header's ``runs``: [topic, queue id, record count] each."""
@@ -106,7 +96,7 @@ class SendBatch:
 
 def batch_of_one(slot: SendSlot) -> SendBatch:
     """Return *slot* as what leaves alone."""
-    return SendBatch([(slot.queue, [slot])], slot.count, len(slot.records), is_alone=True)
+    return SendBatch([(slot.queue, [slot])], is_alone=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,9 +192,7 @@ class Coalescer:
             else:
                 run.append(slot)
         self._waiting = waiting
-        if not runs:
-            return None
-        return SendBatch(list(runs.items()), records, nbytes)
+        return SendBatch(list(runs.items())) if runs else None
 
 
 def _place(slot: SendSlot) -> int:

@@ -8,6 +8,7 @@ lost nothing leaves until all its requests have ended.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import trio
@@ -22,10 +23,8 @@ from dledger.remoting.protocol.own_fields import (
     EPOCH_FIELD,
     ID_FIELD,
     OPEN_SEQUENCES_MAX,
-    PRODUCER_ID_BYTES,
     ProducerStamp,
 )
-from dledger.remoting.seams import Rng
 
 
 class RefusedError(Exception):
@@ -134,25 +133,13 @@ class HeldSend:
 
 
 @dataclass(eq=False, repr=False, slots=True)
-class ProducerId:
-    """What brokers know a producer by; drawn when its first session is opened."""
-
-    _rng: Rng
-    _value: bytes = b""
-
-    @property
-    def value(self) -> bytes:
-        """The id."""
-        if not self._value:
-            self._value = self._rng.randbytes(PRODUCER_ID_BYTES)
-        return self._value
-
-
-@dataclass(eq=False, repr=False, slots=True)
 class Sequences:
-    """The sessions of one producer in one broker group, one after the other."""
+    """The sessions of one producer in one broker group, one after the other.
 
-    _producer_id: ProducerId
+    *_producer_id*: What brokers know the producer by; drawn when its first session is opened.
+    """
+
+    _producer_id: Callable[[], bytes]
     _session: ProducerSession | None = None
     _left: list[ProducerSession] = field(default_factory=list)
     _left_epoch: int = 0
@@ -210,7 +197,7 @@ class Sequences:
             async with self._opening:
                 if self._session is not None:
                     return self._session
-                producer_id = self._producer_id.value
+                producer_id = self._producer_id()
                 command = request(
                     RequestCode.OPEN_PRODUCER,
                     {ID_FIELD: producer_id.hex(), EPOCH_FIELD: str(self._left_epoch)},

@@ -123,7 +123,7 @@ class Source:
                 "dledger raft status shows no lag, or take the folder of another member"
             )
         data = disk.read(paths.snapshot) if disk.exists(paths.snapshot) else None
-        tables = None if data is None else load(data, builtin_topics={}, builtin_groups={})
+        tables = None if data is None else load(data)
         mark = self.mark()
         if tables is not None and (mark is None or mark.index < tables.applied_index):
             # A checkpoint is between its two writes, or was when the broker was killed.

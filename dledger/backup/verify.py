@@ -120,7 +120,7 @@ def loaded_tables(folder: BackupFolder, manifest: Manifest) -> StateTables | Non
         return None
     data = folder.tables(found)
     try:
-        tables = load(data, builtin_topics={}, builtin_groups={})
+        tables = load(data)
     except MQError as error:
         raise BackupDamagedError(f"{folder.root}/{found.file} is damaged: {error}") from error
     fits = manifest.begin.first_index <= tables.applied_index + 1 <= manifest.end.index + 1

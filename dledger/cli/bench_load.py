@@ -159,7 +159,7 @@ Figures = dict[str, float]
 
 @dataclass(slots=True)
 class Tally:
-    """Counts what ends inside a window of `time.perf_counter`.
+    """Counts what ends inside a window of one clock.
 
     *failures*: by outcome; from the begin of the window on.
     """

@@ -198,17 +198,14 @@ async def latencies(send: Callable[[], Awaitable[None]], load: LatencyLoad) -> F
 
 
 @dataclass(slots=True)
-class ScheduleTally:
-    """What became of the messages; *began_s* and *ended_s*: in seconds of trio's clock.
+class ScheduleTally(Tally):
+    """What became of the messages, in seconds of trio's clock.
 
     *late_s*: by how much each send began after its intended time, which is part of its latency.
     """
 
-    began_s: float
-    ended_s: float = 0.0
-    latencies_s: list[float] = field(default_factory=list)
+    last_s: float = 0.0
     late_s: list[float] = field(default_factory=list)
-    failures: dict[str, int] = field(default_factory=dict)
 
 
 async def send_on_schedule(
@@ -232,17 +229,17 @@ async def send_on_schedule(
         try:
             await send()
         except MQError as error:
-            tally.failures[error.outcome] = tally.failures.get(error.outcome, 0) + 1
+            tally.failed(error.outcome, trio.current_time(), 1)
         else:
-            tally.ended_s = trio.current_time()
-            tally.latencies_s.append(tally.ended_s - intended_s)
+            tally.last_s = trio.current_time()
+            tally.stored(intended_s, tally.last_s, 1)
             tally.late_s.append(late_s)
         finally:
             slots.release()
 
     async with trio.open_nursery() as nursery:
         for number in range(round(rate_per_s * duration_s)):
-            intended_s = tally.began_s + number / rate_per_s
+            intended_s = tally.begin_s + number / rate_per_s
             if trio.current_time() < intended_s:
                 await trio.sleep_until(intended_s)
             await slots.acquire()
@@ -260,7 +257,7 @@ def summary(load: LatencyLoad, tally: ScheduleTally) -> Figures:
     Raises CliError: not one send succeeded.
     """
     succeeded(tally.latencies_s, tally.failures)
-    took_s = max(load.duration, tally.ended_s - tally.began_s)
+    took_s = max(load.duration, tally.last_s - tally.begin_s)
     ranks = {"p50_ms": 50, "p90_ms": 90, "p99_ms": 99, "p999_ms": 99.9, "max_ms": 100}
     late = {"late_p50_ms": 50, "late_p99_ms": 99, "late_max_ms": 100}
     return {

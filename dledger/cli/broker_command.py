@@ -8,9 +8,8 @@ import sys
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
-import msgspec
 import structlog
 import trio
 from cyclopts import App, Parameter
@@ -18,18 +17,24 @@ from cyclopts import App, Parameter
 from dledger.cli.commands import open_admin
 from dledger.cli.topic_command import groups_of
 from dledger.commitlog.errors import ConfigError
-from dledger.config import BrokerConfig, load_config
 from dledger.output import (
     DEFAULT_NAMESRV,
     CliError,
+    LogFormOption,
+    LogLevelOption,
     Namesrv,
     Output,
+    PrintSettings,
     answer,
+    begin_log,
+    log_settings,
 )
+from dledger.remoting.log import LogForm
 from dledger.remoting.machine import DescriptorShares, raise_open_files, share_descriptors
 from dledger.remoting.seams import Clock, Network
 from dledger.remoting.service_manager import ServiceManager
-from dledger.remoting.settings import ConfigFile, settings_text
+from dledger.settings.config import BrokerConfig, load_config
+from dledger.settings.schema import ConfigFile, settings_text
 
 app = App(name="broker", help="Run one broker, a member of its group.", backend="trio")
 
@@ -59,14 +64,7 @@ async def broker(
     namesrv: Annotated[
         str | None, Parameter(name=["--namesrv", "-n"], help="NameServers, host:port;host:port.")
     ] = None,
-    print_settings: Annotated[
-        bool,
-        Parameter(
-            name=["--print-settings", "-p"],
-            negative="",
-            help="Print every setting with its source and exit.",
-        ),
-    ] = False,
+    print_settings: PrintSettings = False,
     self_id: Annotated[str | None, Parameter(help="This node in raft.peers.")] = None,
     listen_port: Annotated[int | None, Parameter(help="Port for clients.")] = None,
     store: Annotated[str | None, Parameter(help="Data folder of this node.")] = None,
@@ -74,13 +72,8 @@ async def broker(
         tuple[str, ...] | None,
         Parameter(name="--set", help="Any setting, table.name=value; may be repeated."),
     ] = None,
-    log_level: Annotated[
-        Literal["debug", "info", "warning", "error"], Parameter(help="Least level that is logged.")
-    ] = "info",
-    log_form: Annotated[
-        Literal["json", "text"] | None,
-        Parameter(help="json, or text for people; text on a terminal."),
-    ] = None,
+    log_level: LogLevelOption = "info",
+    log_form: LogFormOption = None,
 ) -> None:
     """Run one broker, a member of its group.
 
@@ -110,14 +103,13 @@ async def broker(
 async def serve_process(
     config: BrokerConfig,
     log_level: str,
-    log_form: Literal["json", "text"] | None,
+    log_form: LogForm | None,
     *,
     clock: Clock | None = None,
 ) -> None:
     """Be a broker process until SIGTERM or Ctrl-C."""
-    from dledger.broker import serve_broker
+    from dledger.broker import World, serve_broker
     from dledger.commitlog.disk import OsDisk
-    from dledger.remoting.log import configure_logs
     from dledger.remoting.machine import (
         AdaptiveExecutor,
         GarbageCollection,
@@ -128,19 +120,8 @@ async def serve_process(
     )
     from dledger.remoting.tcp import TcpNetwork
 
-    configure_logs(
-        form=log_form or ("text" if sys.stderr.isatty() else "json"),
-        level=log_level,
-        node_id=config.raft.self_id,
-        group=config.raft.group,
-    )
-    log = structlog.get_logger()
-    for warning in config.warnings:
-        log.warning("config_warning", text=warning)
-    log.info(
-        "settings",
-        **{path: f"{value} ({source})" for path, value, source in config.changed_settings()},
-    )
+    begin_log(config, log_level, log_form, node_id=config.raft.self_id, group=config.raft.group)
+    log_settings(config)
     config, shares = _share_descriptors(await _with_addresses(config))
     await check_ports(config, TcpNetwork())
     stop = trio.Event()
@@ -153,22 +134,24 @@ async def serve_process(
             nursery.start_soon(manager.keep_watchdog, TrioClock())
             await serve_broker(
                 config,
-                clock=clock or TrioClock(),
-                rng=SystemRng(),
-                network=TcpNetwork(),
-                disk=OsDisk(shares.file_descriptors),
-                executor=AdaptiveExecutor(),
+                World(
+                    clock or TrioClock(),
+                    SystemRng(),
+                    TcpNetwork(),
+                    OsDisk(shares.file_descriptors),
+                    AdaptiveExecutor(),
+                    pid=os.getpid(),
+                    memory_bytes=memory_bytes(),
+                    utc_offset=local_offset_ms,
+                    queue_files_max=shares.queue_files,
+                ),
                 stop=stop,
-                pid=os.getpid(),
-                memory_bytes=memory_bytes(),
                 measure_loop=True,
-                utc_offset=local_offset_ms,
-                queue_files_max=shares.queue_files,
                 garbage=garbage,
                 task_status=manager,
             )
             nursery.cancel_scope.cancel()
-    log.info("broker_stopped")
+    structlog.get_logger().info("broker_stopped")
 
 
 async def check_ports(config: BrokerConfig, network: Network) -> None:
@@ -209,7 +192,7 @@ def _share_descriptors(config: BrokerConfig) -> tuple[BrokerConfig, DescriptorSh
         configured=server.max_connections,
         next_step="raise the hard limit of open files (ulimit -Hn) of this process",
     )
-    limited = msgspec.structs.replace(server, max_connections=allowed)
+    limited = replace(server, max_connections=allowed)
     return replace(config, server=limited), shares
 
 
@@ -230,7 +213,7 @@ async def _with_addresses(config: BrokerConfig) -> BrokerConfig:
     except OSError as error:
         raise ConfigError(f"broker.broker_ip1 = {name!r}: no IPv4 address: {error}") from None
     address = str(found[0][4][0])
-    return replace(config, broker=msgspec.structs.replace(config.broker, broker_ip1=address))
+    return replace(config, broker=replace(config.broker, broker_ip1=address))
 
 
 async def _stop_on_signal(

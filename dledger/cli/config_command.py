@@ -21,7 +21,7 @@ from dledger.output import (
     print_table,
     show,
 )
-from dledger.settings_text import OWN_KEYS
+from dledger.settings.text import OWN_KEYS
 
 if TYPE_CHECKING:
     from dledger.client.admin.admin import Admin
@@ -166,7 +166,7 @@ async def _targets(
 
 
 def _address(broker: str) -> str:
-    from dledger.remoting.settings import parse_addresses
+    from dledger.settings.schema import parse_addresses
 
     try:
         (address,) = parse_addresses(broker)

@@ -16,7 +16,7 @@ from dledger.console.known import asking
 from dledger.console.look import ClusterLook, group_views
 from dledger.console.paging import paged
 from dledger.remoting.protocol.bodies import ProducerInfo, SubscriptionGroupConfig
-from dledger.settings_text import OWN_KEYS
+from dledger.settings.text import OWN_KEYS
 
 
 async def cluster(request: Request) -> Response:

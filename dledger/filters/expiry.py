@@ -6,8 +6,9 @@ Decision: docs/internals/decisions/0024-time-to-live.md.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import replace
 from typing import Final
+
+from msgspec.structs import replace
 
 from dledger.commitlog.java_hash import raw_tags_code
 from dledger.commitlog.properties import PROPERTY_EXPIRE_AFTER_MS, PROPERTY_TAGS, get_property

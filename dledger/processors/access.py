@@ -13,7 +13,6 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, Final, TypeAlias
 
 from dledger.broker_errors import TableFullError
-from dledger.broker_settings import BrokerSettings
 from dledger.group_api import BrokerGroup
 from dledger.processors.answers import (
     RefusedError,
@@ -67,6 +66,7 @@ from dledger.services.account_changes import (
     without_policies,
 )
 from dledger.services.pending_configs import PendingConfigs
+from dledger.settings.parts import BrokerSettings
 from dledger.state.accounts import AccessChange, AccountConfig
 from dledger.state.topics import STATE_TOPIC
 

@@ -6,6 +6,7 @@ Of a request they read alike: names, the account and host, confirmation, born ho
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from typing import Final
 
 import trio
 from typing_extensions import Buffer
@@ -20,7 +21,8 @@ from dledger.remoting.processor import DEFERRED, Handled
 from dledger.remoting.protocol.command import RemotingCommand, response_to
 from dledger.remoting.protocol.outcome import Condition, answer, answer_error
 from dledger.remoting.protocol.own_fields import CONFIRMED_FIELD
-from dledger.state.state_record import StateChange, state_batch
+from dledger.state.state_record import state_batch
+from dledger.state.table import StateChange
 from dledger.state.topics import (
     ACCESS_QUEUE,
     MAX_GROUP_CHARS,
@@ -32,6 +34,9 @@ from dledger.state.topics import (
 )
 
 # --------------------------------------------------------------------------------- what is answered
+
+TRACED: Final[Mapping[str, str]] = {"MSG_REGION": "DefaultRegion", "TRACE_ON": "true"}
+"""Fields by which RocketMQ's clients know where they sent to, and that traces are taken there."""
 
 
 class RefusedError(MQError):

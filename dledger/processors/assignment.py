@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from dledger.broker_settings import BrokerSettings
 from dledger.commitlog.errors import MQError
 from dledger.group_api import BrokerGroup
 from dledger.processors.answers import RefusedError, check_group_name, refusal, require_leader
@@ -42,6 +41,7 @@ from dledger.remoting.protocol.pop_requests import (
 from dledger.services.pending_configs import TopicView
 from dledger.services.pop_grants import PopGrants
 from dledger.services.pop_lines import PopAsk
+from dledger.settings.parts import BrokerSettings
 from dledger.state.pop import MAX_REQUEST_MODES, POP_MODE, PULL_MODE, RequestMode
 from dledger.state.topics import RETRY_PREFIX
 
@@ -111,8 +111,8 @@ class AssignmentProcessor:
         return response_to(command, 0, None, None, body.encode())
 
     def _mode(self, topic: str, group: str) -> str:
-        mode = self._group.state.request_modes.get(topic, {}).get(group)
-        return PULL_MODE if mode is None else str(mode[0])
+        mode = self._group.state.request_modes.get((topic, group))
+        return PULL_MODE if mode is None else mode.mode
 
     def _client_ids(self, asked: QueryAssignmentRequestBody) -> list[str]:
         if asked.strategy_name not in ("", AVERAGELY):
@@ -144,10 +144,7 @@ class AssignmentProcessor:
             raise RefusedError(Condition.BAD_REQUEST, "retry topics are consumed by pulls")
         if self._topics.config(asked.topic) is None:
             raise RefusedError(Condition.TOPIC_NOT_EXIST, f"topic[{asked.topic}] not exist")
-        if (
-            asked.consumer_group not in modes.get(asked.topic, {})
-            and sum(map(len, modes.values())) >= MAX_REQUEST_MODES
-        ):
+        if (asked.topic, asked.consumer_group) not in modes and len(modes) >= MAX_REQUEST_MODES:
             raise RefusedError(
                 Condition.TABLE_FULL, f"{MAX_REQUEST_MODES} modes are set; nothing was changed"
             )
@@ -164,12 +161,9 @@ class AssignmentProcessor:
     @handles(RequestCode.GET_ALL_MESSAGE_REQUEST_MODE, limit=Limit.ADMIN, rule=ADMIN, shows=True)
     def modes(self, _connection: Connection, command: RemotingCommand) -> Handled:
         """Answer 402: every mode that was set."""
-        table = {
-            topic: {
-                group: SetMessageRequestModeRequestBody(topic, group, str(mode), int(share))
-                for group, (mode, share) in groups.items()
-            }
-            for topic, groups in self._group.state.request_modes.items()
-        }
-        body = MessageRequestModes(message_request_mode_map=table)
-        return response_to(command, 0, None, None, body.encode())
+        table: dict[str, dict[str, SetMessageRequestModeRequestBody]] = {}
+        for group, topic, mode, share in self._group.state.request_modes.values():
+            body = SetMessageRequestModeRequestBody(topic, group, mode, share)
+            table.setdefault(topic, {})[group] = body
+        modes = MessageRequestModes(message_request_mode_map=table)
+        return response_to(command, 0, None, None, modes.encode())

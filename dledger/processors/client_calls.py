@@ -15,7 +15,6 @@ from typing import Final
 import structlog
 import trio
 
-from dledger.broker_settings import BrokerSettings
 from dledger.commitlog.errors import (
     CorruptRecordError,
     LocalProtocolError,
@@ -47,6 +46,7 @@ from dledger.remoting.protocol.headers import (
 )
 from dledger.remoting.protocol.outcome import Condition, answer
 from dledger.remoting.seams import Clock
+from dledger.settings.parts import BrokerSettings
 
 CLIENT_ANSWERS_WITHIN_S: Final = 10.0
 """RocketMQ's, for a request that a broker passes on to a client."""

@@ -24,7 +24,8 @@ from dledger.remoting.protocol.bodies import (
     MessageModel,
     SubscriptionData,
 )
-from dledger.services.limits import TableLimits
+from dledger.services.limits import check_limit
+from dledger.settings.tables import BrokerTable
 
 SUB_ALL = "*"
 TAG_EXPRESSION = "TAG"
@@ -136,9 +137,9 @@ class ConsumerGroup(Generic[ChannelT]):
 class ClientTable(Generic[ChannelT]):
     """All groups of one broker. A channel is whatever stands for a connection."""
 
-    def __init__(self, limits: TableLimits | None = None) -> None:
-        """Make an empty table; *limits*: of clients in all groups and in one."""
-        self._limits = limits if limits is not None else TableLimits()
+    def __init__(self, settings: BrokerTable | None = None) -> None:
+        """Make an empty table; *settings*: limits of clients in all groups and in one."""
+        self._settings = settings or BrokerTable()
         # Clients, once for each group they are in.
         self._count = 0
         # Of these, by account; no zeros.
@@ -216,9 +217,11 @@ class ClientTable(Generic[ChannelT]):
         self._by_id.setdefault(client.client_id, {})[client.channel] = client
 
     def _count_in(self, client: Client[ChannelT], in_group: int) -> None:
-        self._limits.check_clients(self._count, in_group)
+        check_limit(self._settings, "max_clients", self._count)
+        check_limit(self._settings, "max_clients_per_group", in_group)
         if client.account:
-            self._limits.check_clients_of_account(self._of_account[client.account])
+            of_account = self._of_account[client.account]
+            check_limit(self._settings, "max_clients_per_account", of_account)
             self._of_account[client.account] += 1
         self._count += 1
 

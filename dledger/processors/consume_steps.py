@@ -56,7 +56,7 @@ class ConsumeStepProcessor:
         taken = self._records.take(connection, command)
         commits = self._commits(connection, command, consumer_group)
         offsets = tuple((each.group, each.topic, each.queue_id, each.offset) for each in commits)
-        head = state_record(ConsumerOffsetsChange(offsets))
+        head = state_record(ConsumerOffsetsChange.of(offsets))
         batch, made_first, before = taken.batch_behind([head], born_host_of(connection))
         answer = self._records.answering(connection, command, len(taken.runs), {})
         made: list[OnDone] = []

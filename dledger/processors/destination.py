@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dledger.broker_settings import BrokerSettings
 from dledger.commitlog.entry import RecordBatch, Run
 from dledger.commitlog.properties import MAX_CLIENT_PROPERTIES_BYTES, leaves_space
 from dledger.filters.expiry import marked
@@ -22,6 +21,7 @@ from dledger.remoting.protocol.outcome import Condition
 from dledger.remoting.seams import Rng
 from dledger.services.limits import DiskSpace
 from dledger.services.pending_configs import TopicView
+from dledger.settings.parts import BrokerSettings
 from dledger.state.state_record import StateRecord, TopicsChange, state_record
 from dledger.state.topics import (
     PERM_READ,

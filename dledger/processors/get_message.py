@@ -22,7 +22,6 @@ import numpy as np
 import numpy.typing as npt
 from typing_extensions import Buffer
 
-from dledger.broker_settings import BrokerSettings, ReadLimits
 from dledger.commitlog.queue_unit import Units
 from dledger.filters.errors import ExpressionIllegalError
 from dledger.filters.expiry import LivingFilter, expires
@@ -55,6 +54,7 @@ from dledger.remoting.seams import Clock
 from dledger.services.offset_commits import OffsetCommits
 from dledger.services.pending_configs import KnownGroups, TopicView
 from dledger.services.queue_locks import QueueLocks
+from dledger.settings.parts import BrokerSettings, ReadLimits
 from dledger.state.topics import (
     PERM_READ,
     RETRY_PREFIX,

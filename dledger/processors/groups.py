@@ -11,7 +11,6 @@ from typing import Any, Final
 
 import trio
 
-from dledger.broker_settings import BrokerSettings
 from dledger.commitlog.errors import OffsetOutOfRangeError
 from dledger.group_api import BrokerGroup
 from dledger.processors.answers import (
@@ -50,6 +49,7 @@ from dledger.remoting.protocol.own_fields import NOT_MADE_FIELD
 from dledger.remoting.seams import Clock
 from dledger.services.offset_commits import OffsetCommits
 from dledger.services.pending_configs import TopicView
+from dledger.settings.parts import BrokerSettings
 from dledger.state.state_record import SubscriptionGroupsChange
 from dledger.state.topics import (
     RETRY_PREFIX,
@@ -171,7 +171,7 @@ class SubscriptionGroupsProcessor:
         forget = bool(header.clean_offset or header.remove_offset)
         state = self._group.state
         is_there = name in state.subscription_groups or any(
-            name in modes for modes in state.request_modes.values()
+            group == name for _, group in state.request_modes
         )
         if not is_there and not forget and not len(self._topics.pending_groups):
             return nothing_to_change(self._group, connection, command)

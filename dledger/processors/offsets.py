@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dledger.broker_settings import BrokerSettings
 from dledger.group_api import BrokerGroup
 from dledger.processors.answers import (
     RefusedError,
@@ -37,6 +36,7 @@ from dledger.remoting.protocol.outcome import Condition
 from dledger.services.offset_commits import OffsetCommits
 from dledger.services.pending_configs import TopicView
 from dledger.services.queue_locks import QueueLocks
+from dledger.settings.parts import BrokerSettings
 
 NO_TIME = -1
 """Store time of the first message of an empty queue."""

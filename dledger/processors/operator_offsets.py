@@ -19,7 +19,6 @@ from typing import Final
 
 import structlog
 
-from dledger.broker_settings import BrokerSettings
 from dledger.commitlog.errors import MQError
 from dledger.group_api import BrokerGroup, Proposed
 from dledger.processors.answers import (
@@ -56,6 +55,7 @@ from dledger.remoting.protocol.outcome import Condition
 from dledger.remoting.protocol.own_fields import BY_OPERATOR_FIELD
 from dledger.services.offset_commits import MAX_OFFSETS_PER_RECORD, OffsetCommits, OffsetSlot
 from dledger.services.pop_grants import PopGrants
+from dledger.settings.parts import BrokerSettings
 
 LATEST = -1
 """As a time: the end of each queue."""

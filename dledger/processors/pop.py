@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from dledger.broker_settings import BrokerSettings
 from dledger.commitlog.errors import MQError
 from dledger.group_api import BrokerGroup
 from dledger.processors.answers import RefusedError, refusal, require_leader
@@ -54,6 +53,7 @@ from dledger.services.pop_decision import MAX_MESSAGES_PER_ENTRY, Receipt, Recei
 from dledger.services.pop_grants import PopGrants
 from dledger.services.pop_lines import PopAsk
 from dledger.services.throughput import Throughput
+from dledger.settings.parts import BrokerSettings
 
 MAX_MESSAGES_PER_POP: Final = 1_024
 """A request for more gets this number; RocketMQ's clients ask for 32."""

@@ -15,7 +15,6 @@ from typing import Final
 import numpy as np
 
 from dledger.broker_errors import TableFullError
-from dledger.broker_settings import BrokerSettings
 from dledger.commitlog.errors import (
     CorruptEntryError,
     CorruptRecordError,
@@ -48,6 +47,7 @@ from dledger.services.pop_lines import HandedOut
 from dledger.services.queue_locks import QueueLocks
 from dledger.services.stored_record import StoredRecords
 from dledger.services.throughput import Throughput
+from dledger.settings.parts import BrokerSettings
 from dledger.state.pop import PopKey
 
 Wants = tuple[TagCodes | None, PropertyFilter | None]

@@ -18,7 +18,6 @@ from typing import Generic, TypeVar
 import trio
 from typing_extensions import Buffer
 
-from dledger.broker_settings import LEADER_ID, BrokerSettings, ReadLimits
 from dledger.commitlog.errors import CorruptRecordError, MQError
 from dledger.commitlog.record import check_bodies
 from dledger.filters.errors import DamagedMessageError
@@ -47,6 +46,8 @@ from dledger.remoting.protocol.outcome import Condition, answer
 from dledger.remoting.seams import Clock, Executor
 from dledger.services.read_suggestion import ReadSuggestion
 from dledger.services.throughput import Throughput
+from dledger.settings.parts import BrokerSettings, ReadLimits
+from dledger.settings.text import LEADER_ID
 from dledger.state.tables import QueueKey
 from dledger.waiting import wait_for
 

@@ -24,7 +24,6 @@ from dledger.broker_errors import (
     NotLeaderError,
     UnknownOutcomeError,
 )
-from dledger.broker_settings import BrokerSettings
 from dledger.group import Group
 from dledger.group_api import BrokerGroup
 from dledger.processors.answers import RefusedError
@@ -40,6 +39,7 @@ from dledger.remoting.protocol.command import RemotingCommand, response_to
 from dledger.remoting.protocol.outcome import Condition
 from dledger.remoting.protocol.own_fields import NAMES_STALE_FIELD
 from dledger.remoting.seams import Clock
+from dledger.settings.parts import BrokerSettings
 
 # ------------------------------------------------------------------------------- changes of members
 

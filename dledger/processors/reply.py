@@ -15,7 +15,6 @@ from typing import Final, NamedTuple
 import structlog
 import trio
 
-from dledger.broker_settings import BrokerSettings
 from dledger.commitlog.entry import Run
 from dledger.commitlog.errors import MQError
 from dledger.commitlog.message_id import encode_offset_message_id
@@ -32,7 +31,7 @@ from dledger.commitlog.record import (
     encode_record,
 )
 from dledger.group_api import BrokerGroup, Proposed
-from dledger.processors.answers import RefusedError, born_host_of, refusal, require_leader
+from dledger.processors.answers import TRACED, RefusedError, born_host_of, refusal, require_leader
 from dledger.processors.client_table import Client, ClientTable
 from dledger.processors.destination import Destinations, body_refused, check_room
 from dledger.processors.handles import Limit, handles, replies
@@ -43,6 +42,7 @@ from dledger.remoting.protocol.command import RemotingCommand, request, response
 from dledger.remoting.protocol.headers import ReplyMessageHeader, SendMessageHeader
 from dledger.remoting.protocol.outcome import REASON_FIELD, Condition, answer
 from dledger.remoting.seams import Clock
+from dledger.settings.parts import BrokerSettings
 
 PUSH_WITHIN_S: Final = 2.5
 """How long a requester may take: less than the 3 s that repliers wait for their answer."""
@@ -100,9 +100,7 @@ class ReplyProcessor:
         return self._push(command, reply, client)
 
     def _with_region(self, response: RemotingCommand) -> RemotingCommand:
-        settings = self._settings
-        response.ext["MSG_REGION"] = settings.msg_region
-        response.ext["TRACE_ON"] = "true" if settings.trace_on else "false"
+        response.ext.update(TRACED)
         return response
 
     # ------------------------------------------------------------------------------ checks

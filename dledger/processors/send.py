@@ -14,7 +14,6 @@ from functools import partial
 
 from typing_extensions import Buffer
 
-from dledger.broker_settings import BrokerSettings
 from dledger.commitlog.entry import Run
 from dledger.commitlog.errors import CorruptRecordError, MQError
 from dledger.commitlog.message_batch import decode_batch
@@ -42,6 +41,7 @@ from dledger.commitlog.record import (
 from dledger.filters.expiry import EXPIRE_MARK, expire_after_ms
 from dledger.group_api import BrokerGroup, Proposed
 from dledger.processors.answers import (
+    TRACED,
     RefusedError,
     answer_when_done,
     born_host_of,
@@ -84,6 +84,7 @@ from dledger.services.delayed_message import (
 )
 from dledger.services.half_message import HALF_RUN, delay_of, half_properties, is_half
 from dledger.services.queue_locks import QueueLocks
+from dledger.settings.parts import BrokerSettings
 from dledger.state.producer_sessions import StoredSend
 from dledger.state.state_record import ProducerSendChange, StateRecord, state_record
 from dledger.state.topics import (
@@ -142,10 +143,6 @@ class SendProcessor:
         self._uniq_keys = uniq_keys
         self._clock = clock
         self._cluster_property = encode_properties({PROPERTY_CLUSTER: settings.broker.cluster_name})
-        self._always = {
-            "MSG_REGION": settings.msg_region,
-            "TRACE_ON": "true" if settings.trace_on else "false",
-        }
 
     @handles(
         RequestCode.SEND_MESSAGE,
@@ -181,7 +178,7 @@ class SendProcessor:
         except MQError as error:
             self._timers.not_proposed(timed)
             response = refusal(command, error)
-            response.ext.update(self._always)
+            response.ext.update(TRACED)
             return response
         return DEFERRED
 
@@ -198,7 +195,7 @@ class SendProcessor:
         sizes = [record.size for record in records]
         stored = partial(self._answer, command, *self._names(header, records[0], sizes))
         if isinstance(first, SendInFlight):
-            first.join(answer_when_done(connection, command, self._group, stored, self._always))
+            first.join(answer_when_done(connection, command, self._group, stored, TRACED))
             return DEFERRED
         return stored(Proposed("stored", (records[0].queue_offset,), first.position))
 
@@ -271,7 +268,7 @@ class SendProcessor:
             if destination.clear_delay:
                 properties = without_properties(properties, {_DELAY})
             else:
-                level = delay_level_of(properties, len(self._settings.delay_levels_ms))
+                level = delay_level_of(properties, len(self._settings.store.delay_levels_ms))
                 if level:
                     properties = with_real_destination(properties, topic, queue_id)
                     topic, queue_id = SCHEDULE_TOPIC, queue_of_level(level)
@@ -442,7 +439,7 @@ class SendProcessor:
         handle = "" if timed is None else timed.recall_handle
         queue_id, transaction_id = destination.queue_id, destination.transaction_id
         stored = partial(self._answer, command, queue_id, sizes, transaction_id, handle)
-        answer = answer_when_done(connection, command, self._group, stored, self._always)
+        answer = answer_when_done(connection, command, self._group, stored, TRACED)
         ahead: StateRecord | None = None
         if timed is not None and timed.recalls is not None:
             answer, ahead = self._timers.recalling(timed.recalls, answer)
@@ -488,7 +485,7 @@ class SendProcessor:
             "msgId": self._message_ids(placed.phy_offset, sizes),
             "queueId": str(queue_id),
             "queueOffset": str(placed.first_offsets[-1]),
-            **self._always,
+            **TRACED,
         }
         if transaction_id is not None:
             ext["transactionId"] = transaction_id

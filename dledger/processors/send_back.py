@@ -14,7 +14,6 @@ from dataclasses import dataclass
 
 import structlog
 
-from dledger.broker_settings import BrokerSettings
 from dledger.commitlog.entry import Run
 from dledger.commitlog.errors import (
     CorruptEntryError,
@@ -56,6 +55,7 @@ from dledger.remoting.seams import Rng
 from dledger.services.delayed_message import queue_of_level
 from dledger.services.leader_loop import fitting_properties, set_aside_properties
 from dledger.services.stored_record import StoredRecord, StoredRecords, copy_of
+from dledger.settings.parts import BrokerSettings
 from dledger.state.topics import SCHEDULE_TOPIC, TopicConfig
 
 # ---------------------------------------------------------------------------------- the copy
@@ -191,7 +191,7 @@ class SendBackProcessor:
         self, record: StoredRecord, header: ConsumerSendMsgBackHeader, queues: int
     ) -> tuple[bytes, Run, TopicConfig | None]:
         level = retry_level(
-            header.delay_level, record.reconsume_times, len(self._settings.delay_levels_ms)
+            header.delay_level, record.reconsume_times, len(self._settings.store.delay_levels_ms)
         )
         topic, create = self._destinations.retry_topic(header.group)
         queue_id = self._rng.randrange(queues)

@@ -20,7 +20,6 @@ import numpy as np
 import numpy.typing as npt
 
 from dledger.broker_errors import SequenceReusedError
-from dledger.broker_settings import BrokerSettings
 from dledger.commitlog.entry import RecordBatch, Run
 from dledger.commitlog.errors import CorruptRecordError
 from dledger.commitlog.properties import (
@@ -64,6 +63,7 @@ from dledger.remoting.protocol.command import RemotingCommand, response_to
 from dledger.remoting.protocol.outcome import ANSWERS, Condition
 from dledger.remoting.protocol.own_fields import ProducerStamp, stamp_of_field
 from dledger.services.pending_configs import TopicView
+from dledger.settings.parts import BrokerSettings
 from dledger.state.producer_sessions import StoredSend
 from dledger.state.state_record import ProducerSendChange, StateRecord, TopicsChange, state_record
 from dledger.state.topics import AUTO_CREATE_TOPIC_KEY_TOPIC, TopicConfig

@@ -14,7 +14,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from dledger.broker_settings import BrokerSettings
 from dledger.commitlog.errors import (
     CorruptEntryError,
     CorruptRecordError,
@@ -50,6 +49,7 @@ from dledger.services.delayed_message import (
     without_timer,
 )
 from dledger.services.stored_record import StoredRecord, StoredRecords
+from dledger.settings.parts import BrokerSettings
 from dledger.state.state_record import StateRecord, TimersChange, state_batch, state_record
 from dledger.state.topics import TIMER_TOPIC
 

@@ -6,17 +6,16 @@ Spec: docs/internals/protocol/remoting.md, section 10.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 import structlog
 from msgspec import structs
+from msgspec.structs import replace
 
 from dledger.broker_errors import ConfirmationNeededError
-from dledger.broker_settings import BrokerSettings
 from dledger.filters.expiry import EXPIRES_ATTRIBUTE, expires
 from dledger.group_api import BrokerGroup
-from dledger.live_settings import has_messages, lost_to_topic
 from dledger.processors.answers import (
     RefusedError,
     asked_by,
@@ -41,7 +40,13 @@ from dledger.remoting.protocol.outcome import Condition
 from dledger.remoting.protocol.own_fields import GivenUp
 from dledger.remoting.seams import Clock
 from dledger.services.pending_configs import TopicView
-from dledger.services.retention import RETENTION_ATTRIBUTE, retention_ms
+from dledger.services.retention import (
+    RETENTION_ATTRIBUTE,
+    has_messages,
+    lost_to_topic,
+    retention_ms,
+)
+from dledger.settings.parts import BrokerSettings
 from dledger.state.state_record import TopicsChange
 from dledger.state.topics import TopicConfig
 

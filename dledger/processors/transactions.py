@@ -12,7 +12,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dledger.broker_errors import UnprocessableMessageError
-from dledger.broker_settings import BrokerSettings
 from dledger.commitlog.errors import (
     CorruptEntryError,
     CorruptRecordError,
@@ -40,6 +39,7 @@ from dledger.remoting.seams import Clock
 from dledger.services.half_message import HalfMessage, TransactionDecisions, half_message_at
 from dledger.services.pending_configs import TopicView
 from dledger.services.stored_record import StoredRecords
+from dledger.settings.parts import BrokerSettings
 from dledger.state.topics import TopicConfig, is_of_copies
 from dledger.state.transactions import TransactionDecision
 

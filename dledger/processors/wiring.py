@@ -8,7 +8,6 @@ from typing import Final
 
 import trio
 
-from dledger.broker_settings import BrokerSettings
 from dledger.commitlog.message_id import UniqKeyFactory
 from dledger.commitlog.properties import reply_topic
 from dledger.group_api import BrokerGroup
@@ -65,13 +64,13 @@ from dledger.remoting.processor_table import ProcessorTable
 from dledger.remoting.seams import Clock, Executor, Rng
 from dledger.services.delayed_message import TimerClaims
 from dledger.services.half_message import TransactionDecisions
-from dledger.services.limits import DiskSpace, TableLimits
+from dledger.services.limits import DiskSpace
 from dledger.services.offset_commits import OffsetCommits
 from dledger.services.pending_configs import TopicView
 from dledger.services.pop_grants import PopGrants
 from dledger.services.queue_locks import QueueLocks
 from dledger.services.throughput import Throughput
-from dledger.settings_tables import BrokerTable
+from dledger.settings.parts import BrokerSettings
 from dledger.waiting import every_second
 
 PROCESSORS: Final[tuple[type, ...]] = (
@@ -161,36 +160,22 @@ class BrokerProcessors:
         group: BrokerGroup,
         settings: BrokerSettings,
         seams: ProcessorSeams,
-        tables: BrokerTable | None = None,
         folder: LogFolder | None = None,
     ) -> None:
         """Make them all, and let them listen to what *group* applies."""
-        tables, folder = tables or BrokerTable(), folder or LogFolder()
+        folder, tables = folder or LogFolder(), settings.broker
         self._group = group
         self._settings = settings
         self._seams = seams
         self.clock = clock = seams.clock
-        limits = TableLimits(tables)
-        self.topics = topics = TopicView(
-            group,
-            auto_create_topic_enable=tables.auto_create_topic_enable,
-            auto_create_group_enable=tables.auto_create_subscription_group,
-            limits=limits,
-        )
-        self.clients: ClientTable[Connection] = ClientTable(limits)
-        self.offsets = OffsetCommits(
-            group,
-            clock,
-            interval_s=tables.flush_consumer_offset_interval_ms / 1000,
-            limits=limits,
-            shares=topics.shares,
-        )
+        self.topics = topics = TopicView(group, tables)
+        self.clients: ClientTable[Connection] = ClientTable(tables)
+        self.offsets = OffsetCommits(group, clock, settings=tables, shares=topics.shares)
         self.locks = QueueLocks(group, topics, clock, lease_s=tables.lock_lease_ms / 1000)
         self.throughput = Throughput(clock, group.state)
         self._filters = PropertyFilters(settings)
         self.timer_claims = TimerClaims(group)
-        warning_ratio = settings.store.disk_space_warning_level_ratio / 100
-        self.space = DiskSpace(folder.disk_ratio, warning_ratio)
+        self.space = DiskSpace(folder.disk_ratio, settings.store)
         self.transactions = TransactionDecisions(group, topics)
         self._destinations = Destinations(group, topics, settings, self.space, seams.rng)
         checks = PullChecks(

@@ -6,9 +6,8 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import Annotated
 
 import grpc
 import structlog
@@ -16,16 +15,12 @@ from cyclopts import App, Parameter
 
 from dledger.client.connect import connect
 from dledger.commitlog.disk import OsDisk
-from dledger.commitlog.errors import ConfigError, MQError
-from dledger.proxy.config import ProxyConfig, address_of, load_config
+from dledger.commitlog.errors import ConfigError
+from dledger.output import LogFormOption, LogLevelOption, PrintSettings, begin_log
+from dledger.proxy.config import ProxyConfig, address_of
 from dledger.proxy.server import serving
 from dledger.remoting.access.account_file import AccountStore
-from dledger.remoting.log import configure_logs
-from dledger.remoting.settings import ConfigFile, settings_text
-
-EXIT_OK: Final = 0
-EXIT_CONFIG: Final = 2
-EXIT_FAILED: Final = 1
+from dledger.settings.schema import ConfigFile, settings_text
 
 app = App(name="proxy", help="Run one proxy for clients of RocketMQ's gRPC protocol.")
 
@@ -47,22 +42,10 @@ def proxy(
     config: Annotated[
         Path | None, Parameter(name=["--config", "-c"], help="TOML file with settings.")
     ] = None,
-    print_settings: Annotated[
-        bool,
-        Parameter(
-            name=["--print-settings", "-p"],
-            negative="",
-            help="Print every setting with its source and exit.",
-        ),
-    ] = False,
-    log_level: Annotated[
-        Literal["debug", "info", "warning", "error"], Parameter(help="Least level that is logged.")
-    ] = "info",
-    log_form: Annotated[
-        Literal["json", "text"] | None,
-        Parameter(help="json, or text for people; text on a terminal."),
-    ] = None,
-) -> int:
+    print_settings: PrintSettings = False,
+    log_level: LogLevelOption = "info",
+    log_form: LogFormOption = None,
+) -> None:
     """Run one proxy: gRPC from clients, remoting to brokers.
 
     It keeps nothing that outlives a request: run as many as you like, and let any of them end.
@@ -74,34 +57,26 @@ def proxy(
         "server.listen": listen,
         "server.advertised": advertised,
     }
-    try:
-        if metrics is not None:
-            named["metrics.listen_host"], named["metrics.listen_port"] = address_of(metrics)
-        settings = load_config(
-            [] if config is None else [ConfigFile.read(config)],
-            options={path: value for path, value in named.items() if value is not None},
-        )
-        if print_settings:
-            sys.stdout.write(settings_text(settings.settings()))
-            return EXIT_OK
-        form = log_form or ("text" if sys.stderr.isatty() else "json")
-        configure_logs(form=form, level=log_level)
-        return asyncio.run(run_daemon(settings))
-    except ConfigError as error:
-        return _fail(error.mistakes, EXIT_CONFIG)
-    except (MQError, OSError) as error:
-        return _fail((str(error),), EXIT_FAILED)
+    if metrics is not None:
+        named["metrics.listen_host"], named["metrics.listen_port"] = address_of(metrics)
+    settings = ProxyConfig.load(
+        [] if config is None else [ConfigFile.read(config)],
+        options={path: value for path, value in named.items() if value is not None},
+    )
+    if print_settings:
+        sys.stdout.write(settings_text(settings.settings()))
+        return
+    begin_log(settings, log_level, log_form)
+    asyncio.run(run_daemon(settings))
 
 
-async def run_daemon(config: ProxyConfig) -> int:
-    """Serve until SIGTERM or SIGINT; return the exit status.
+async def run_daemon(config: ProxyConfig) -> None:
+    """Serve until SIGTERM or SIGINT.
 
     Raises:
         ConfigError: No NameServer is named, an address cannot be bound, a certificate not be used.
     """
     log = structlog.get_logger()
-    for warning in config.warnings:
-        log.warning("config_warning", text=warning)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -125,7 +100,6 @@ async def run_daemon(config: ProxyConfig) -> int:
         )
         await stop.wait()
     log.info("proxy_stopped")
-    return EXIT_OK
 
 
 def tls_of(config: ProxyConfig) -> grpc.ServerCredentials | None:
@@ -141,9 +115,3 @@ def tls_of(config: ProxyConfig) -> grpc.ServerCredentials | None:
     return grpc.ssl_server_credentials(
         [(key, chain)], root_certificates=authorities, require_client_auth=authorities is not None
     )
-
-
-def _fail(messages: Iterable[str], status: int) -> int:
-    for message in messages:
-        sys.stderr.write(f"error: {' '.join(message.split())}\n")
-    return status

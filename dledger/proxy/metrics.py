@@ -128,18 +128,7 @@ async def served_page(
     load_library()
     server = MetricsServer(network, metrics.pieces, metrics.not_ready)
     async with trio.open_nursery() as nursery:
-        try:
-            host, port = await nursery.start(server.serve, *address)
-        except OSError as error:
-            # Monitoring can miss the page; clients must not miss the proxy.
-            _log.warning(
-                "metrics_port_left_out",
-                address=f"{address[0]}:{address[1]}",
-                error=str(error),
-                next_step="set metrics.listen_port to a free port, or to 0",
-            )
-        else:
-            _log.info("metrics_served", address=f"{host}:{port}")
+        await server.serve_if_free(nursery, *address, "metrics.listen_port")
         try:
             yield
         finally:

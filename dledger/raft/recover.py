@@ -117,7 +117,7 @@ class Recovery:
     def _find_members(self) -> MembersLog:
         if not self._disk.exists(self._paths.snapshot):
             return members_in(self._log)
-        tables = load(self._disk.read(self._paths.snapshot), builtin_topics={}, builtin_groups={})
+        tables = load(self._disk.read(self._paths.snapshot))
         if tables.applied_index > self._log.last_index:
             raise ChangeRefusedError(
                 f"this replica was being refilled: it knows of entry {tables.applied_index} and "

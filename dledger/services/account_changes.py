@@ -7,10 +7,10 @@ to stand then; the same one where nothing changes. What no member could read is 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from typing import Final
 
 import cbor2
+from msgspec.structs import replace
 
 from dledger.remoting.access.accounts import (
     KEY_LENGTH_MIN,
@@ -30,6 +30,7 @@ from dledger.remoting.access.policies import (
 )
 from dledger.remoting.protocol.access_bodies import AccessConfigHeader, AclInfo, UserInfo
 from dledger.state.accounts import AccountConfig, PolicyConfig
+from dledger.state.table import plain
 
 ACCOUNT_BYTES_MAX: Final = 16 * 1024
 """Of an encoded account: some 300 lines or policies. Each is in memory and in every snapshot."""
@@ -95,7 +96,7 @@ def checked(config: AccountConfig) -> AccountConfig:
         )
     if not config.access_key.isprintable() or config.access_key != config.access_key.strip():
         raise ValueError("an access key has printable characters, and no space at its ends")
-    size = len(cbor2.dumps(config.to_state()))
+    size = len(cbor2.dumps(plain(config)))
     if size > ACCOUNT_BYTES_MAX:
         raise ValueError(f"the account has {size} bytes, at most {ACCOUNT_BYTES_MAX}")
     account_of(config)

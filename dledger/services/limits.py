@@ -23,7 +23,7 @@ import structlog
 from dledger.broker_errors import TableFullError
 from dledger.commitlog.errors import DiskFullError
 from dledger.group_api import BrokerGroup
-from dledger.settings_tables import BrokerTable
+from dledger.settings.tables import BrokerTable, StoreTable
 
 # ---------------------------------------------------------------------------------- tables
 
@@ -39,69 +39,38 @@ CLIENT_ID_CHARACTERS: Final = 1_024
 """Characters of a client's id: address, process and instance name are far below it."""
 
 
-class TableLimits:
-    """The limits that ``[broker]`` sets."""
+_FEWER_OFFSETS: Final = "delete groups with their offsets"
 
-    def __init__(self, settings: BrokerTable | None = None) -> None:
-        """Take the limits of *settings*; None: the defaults."""
-        self._settings = BrokerTable() if settings is None else settings
+LIMITS: Final[Mapping[str, tuple[str, str]]] = {
+    "max_topics": ("topics", "delete topics"),
+    "max_groups": ("consumer groups", "delete groups"),
+    "max_group_topics": ("topics with offsets of groups", _FEWER_OFFSETS),
+    "max_topics_per_group": ("topics with offsets of this group", _FEWER_OFFSETS),
+    "max_clients": ("clients", "close clients"),
+    "max_clients_per_group": ("clients of this group", "close clients"),
+    "max_topics_per_account": ("topics of this account", "delete topics"),
+    "max_groups_per_account": ("consumer groups of this account", "delete groups"),
+    "max_group_topics_per_account": (
+        "topics with offsets of groups, made by this account,",
+        _FEWER_OFFSETS,
+    ),
+    "max_clients_per_account": ("clients of this account", "close clients"),
+}
+"""Name of a setting in ``[broker]`` → what it limits, and how to have fewer."""
 
-    def check_topics(self, there: int, more: int = 1) -> None:
-        """Let *more* topics be made where *there* are that many.
 
-        Raises TableFullError: the limit is met; nothing was stored.
-        """
-        self._check(there, more, "topics", "max_topics", "delete topics")
+def check_limit(settings: BrokerTable, name: str, present: int, more: int = 1) -> None:
+    """Let *more* be made beside those that are *present*.
 
-    def check_groups(self, there: int, more: int = 1) -> None:
-        """Let *more* consumer groups be made; as `check_topics`."""
-        self._check(there, more, "consumer groups", "max_groups", "delete groups")
-
-    def check_group_topics(self, there: int, of_group: int) -> None:
-        """Let a group commit an offset in a topic where it has none; as `check_topics`."""
-        way_out = "delete groups with their offsets"
-        self._check(there, 1, "topics with offsets of groups", "max_group_topics", way_out)
-        what = "topics with offsets of this group"
-        self._check(of_group, 1, what, "max_topics_per_group", way_out)
-
-    def check_clients(self, there: int, of_group: int) -> None:
-        """Let a client join a group; as `check_topics`."""
-        self._check(there, 1, "clients", "max_clients", "close clients")
-        what = "clients of this group"
-        self._check(of_group, 1, what, "max_clients_per_group", "close clients")
-
-    def check_topics_of_account(self, made: int) -> None:
-        """Let an account make one more topic; as `check_topics`."""
-        what = "topics of this account"
-        self._check(made, 1, what, "max_topics_per_account", "delete topics")
-
-    def check_groups_of_account(self, made: int) -> None:
-        """Let an account make one more consumer group; as `check_topics`."""
-        what = "consumer groups of this account"
-        self._check(made, 1, what, "max_groups_per_account", "delete groups")
-
-    def check_group_topics_of_account(self, made: int) -> None:
-        """Let an account commit an offset where a group has none; as `check_topics`."""
-        self._check(
-            made,
-            1,
-            "topics with offsets of groups, made by this account,",
-            "max_group_topics_per_account",
-            "delete groups with their offsets",
+    Raises TableFullError: the limit is met; nothing was stored.
+    """
+    limit: int = getattr(settings, name)
+    if present + more > limit:
+        what, way_out = LIMITS[name]
+        raise TableFullError(
+            f"{present} {what} are there and broker.{name} allows {limit}; nothing was stored;"
+            f" {way_out} that are not used, or raise broker.{name}"
         )
-
-    def check_clients_of_account(self, there: int) -> None:
-        """Let an account's client join a group; as `check_topics`."""
-        what = "clients of this account"
-        self._check(there, 1, what, "max_clients_per_account", "close clients")
-
-    def _check(self, there: int, more: int, what: str, setting: str, way_out: str) -> None:
-        limit: int = getattr(self._settings, setting)
-        if there + more > limit:
-            raise TableFullError(
-                f"{there} {what} are there and broker.{setting} allows {limit}; nothing was stored;"
-                f" {way_out} that are not used, or raise broker.{setting}"
-            )
 
 
 Name = tuple[str, ...]
@@ -109,24 +78,19 @@ Name = tuple[str, ...]
 
 
 class Made(Enum):
-    """What an account makes."""
+    """What an account makes, and the setting that limits it."""
 
-    TOPIC = "topic"
-    GROUP = "group"
-    GROUP_TOPIC = "group_topic"
+    TOPIC = "max_topics_per_account"
+    GROUP = "max_groups_per_account"
+    GROUP_TOPIC = "max_group_topics_per_account"
 
 
 class AccountShares:
     """What accounts have made."""
 
-    def __init__(self, group: BrokerGroup, limits: TableLimits) -> None:
+    def __init__(self, group: BrokerGroup, settings: BrokerTable) -> None:
         """Count from nothing."""
-        self._limits = limits
-        self._check: Mapping[Made, Callable[[int], None]] = {
-            Made.TOPIC: limits.check_topics_of_account,
-            Made.GROUP: limits.check_groups_of_account,
-            Made.GROUP_TOPIC: limits.check_group_topics_of_account,
-        }
+        self._settings = settings
         state = group.state
         self._is_there: Mapping[Made, Callable[[Name], bool]] = {
             Made.TOPIC: lambda name: state.topic_config(name[0]) is not None,
@@ -146,12 +110,12 @@ class AccountShares:
         if name in made:
             return
         try:
-            self._check[kind](len(made))
+            check_limit(self._settings, kind.value, len(made))
         except TableFullError:
             is_there = self._is_there[kind]
             for one in [one for one in made if not is_there(one)]:
                 del made[one]
-            self._check[kind](len(made))
+            check_limit(self._settings, kind.value, len(made))
         made[name] = None
 
 
@@ -166,10 +130,15 @@ class DiskSpace:
     """How full the disk is."""
 
     _disk_ratio: Callable[[], float]
-    warning_ratio: float
+    _settings: StoreTable
     ratio: float = 0.0
     is_full: bool = False
     """Whether sends are to be refused."""
+
+    @property
+    def warning_ratio(self) -> float:
+        """Used part of the disk from which sends are refused."""
+        return self._settings.disk_space_warning_level_ratio / 100
 
     def measure(self) -> None:
         """Measure the disk; to be called once a second."""

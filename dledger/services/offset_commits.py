@@ -18,7 +18,8 @@ from dledger.commitlog.entry import RecordBatch
 from dledger.commitlog.errors import DiskFullError, MQError
 from dledger.group_api import BrokerGroup, OffsetCommit, OnDone, Proposed
 from dledger.remoting.seams import Clock
-from dledger.services.limits import AccountShares, Made, TableLimits
+from dledger.services.limits import AccountShares, Made, check_limit
+from dledger.settings.tables import BrokerTable
 from dledger.state.state_record import ConsumerOffset, ConsumerOffsetsChange, state_batch
 
 OffsetSlot = tuple[str, str, int]
@@ -56,15 +57,13 @@ class OffsetCommits:
         group: BrokerGroup,
         clock: Clock,
         *,
-        interval_s: float = 1.0,
-        limits: TableLimits | None = None,
+        settings: BrokerTable | None = None,
         shares: AccountShares | None = None,
     ) -> None:
         self._group = group
-        self._limits = limits if limits is not None else TableLimits()
-        self._shares = shares if shares is not None else AccountShares(group, self._limits)
+        self._settings = settings or BrokerTable()
+        self._shares = shares if shares is not None else AccountShares(group, self._settings)
         self._clock = clock
-        self.interval_s = interval_s
         self.check_slot: Callable[[OffsetSlot], None] = lambda _slot: None
         """Raises what refuses an offset of that queue for now."""
         self._dirty: dict[OffsetSlot, int] = {}
@@ -109,7 +108,8 @@ class OffsetCommits:
         state = self._group.state
         if (group, topic) not in state.consumer_offsets:
             of_group = len(state.topics_of.get(group, ()))
-            self._limits.check_group_topics(len(state.consumer_offsets), of_group)
+            check_limit(self._settings, "max_group_topics", len(state.consumer_offsets))
+            check_limit(self._settings, "max_topics_per_group", of_group)
             self._shares.make(Made.GROUP_TOPIC, account, group, topic)
 
     def commit(self, group: str, topic: str, queue_id: int, offset: int) -> None:
@@ -213,7 +213,7 @@ class OffsetCommits:
         Cancellation: What was not proposed is dropped.
         """
         while True:
-            await self._clock.sleep(self.interval_s)
+            await self._clock.sleep(self._settings.flush_consumer_offset_interval_ms / 1000)
             while len(self._dirty) > OFFSETS_PER_TURN and await self._flush_some():
                 pass
             self.flush()
@@ -289,7 +289,7 @@ class OffsetCommits:
                 on_done(proposed)
 
         self._group.propose(
-            state_batch(ConsumerOffsetsChange(offsets)),
+            state_batch(ConsumerOffsetsChange.of(offsets)),
             done,
             commits=[OffsetCommit(*offset) for offset in offsets],
         )

@@ -19,14 +19,15 @@ import structlog
 from dledger.broker_errors import ReplicationError
 from dledger.commitlog.errors import MQError
 from dledger.group_api import BrokerGroup, OnDone, Proposed
-from dledger.services.limits import AccountShares, Made, TableLimits
+from dledger.services.limits import AccountShares, Made, check_limit
+from dledger.settings.tables import BrokerTable
 from dledger.state.accounts import AccountConfig
 from dledger.state.state_record import (
-    StateChange,
     SubscriptionGroupsChange,
     TopicsChange,
     state_batch,
 )
+from dledger.state.table import StateChange
 from dledger.state.topics import (
     DLQ_PREFIX,
     PERM_INHERIT,
@@ -136,19 +137,10 @@ class PendingConfigs(Generic[ConfigT]):
 class TopicView:
     """Which topics there are and which may be made, for the processors of one broker."""
 
-    def __init__(
-        self,
-        group: BrokerGroup,
-        *,
-        auto_create_topic_enable: bool,
-        auto_create_group_enable: bool,
-        limits: TableLimits | None = None,
-    ) -> None:
+    def __init__(self, group: BrokerGroup, settings: BrokerTable) -> None:
         self._group = group
-        self.limits = limits if limits is not None else TableLimits()
-        self.shares = AccountShares(group, self.limits)
-        self.auto_create_topic_enable = auto_create_topic_enable
-        self.auto_create_group_enable = auto_create_group_enable
+        self._settings = settings
+        self.shares = AccountShares(group, settings)
         self.pending: PendingConfigs[TopicConfig] = PendingConfigs(group, self._applied_topic)
         self.pending_groups: PendingConfigs[SubscriptionGroupConfig] = PendingConfigs(
             group, self._applied_group
@@ -178,12 +170,13 @@ class TopicView:
 
         Raises TableFullError: there are as many as may be; nothing was stored.
         """
-        self.limits.check_topics(len(self._group.state.topics) + len(self.pending), more)
+        present = len(self._group.state.topics) + len(self.pending)
+        check_limit(self._settings, "max_topics", present, more)
 
     def check_room_for_groups(self, more: int = 1) -> None:
         """Let *more* consumer groups be made; as `check_room`."""
-        there = len(self._group.state.subscription_groups) + len(self.pending_groups)
-        self.limits.check_groups(there, more)
+        present = len(self._group.state.subscription_groups) + len(self.pending_groups)
+        check_limit(self._settings, "max_groups", present, more)
 
     def is_deleting(self, topic: str) -> bool:
         """Tell whether the removal of *topic* is in flight: nothing may be appended to it then.
@@ -209,7 +202,7 @@ class TopicView:
             self.check_room()
             self.shares.make(Made.TOPIC, account, topic)
             return TopicConfig(topic, 1, 1, PERM_READ | PERM_WRITE)
-        if not self.auto_create_topic_enable:
+        if not self._settings.auto_create_topic_enable:
             return None
         default = self.config(default_topic)
         if default is None or not default.inherited:
@@ -232,7 +225,7 @@ class TopicView:
     def subscription_group_or_default(self, group: str) -> SubscriptionGroupConfig | None:
         """Return the consumer group; an unknown one as it would be made, None if it may not be."""
         known = self.subscription_group(group)
-        if known is None and self.auto_create_group_enable:
+        if known is None and self._settings.auto_create_subscription_group:
             return SubscriptionGroupConfig(group)
         return known
 
@@ -241,7 +234,10 @@ class TopicView:
 
         Raises TableFullError: there are as many groups as may be, or as the account may make.
         """
-        if not self.auto_create_group_enable or self.subscription_group(group) is not None:
+        if (
+            not self._settings.auto_create_subscription_group
+            or self.subscription_group(group) is not None
+        ):
             return None
         self.check_room_for_groups()
         self.shares.make(Made.GROUP, account, group)

@@ -13,11 +13,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from dledger.broker_settings import LEADER_ID, number_in
 from dledger.commitlog.entry import parse_header
 from dledger.commitlog.errors import MQError
 from dledger.group_api import BrokerGroup
 from dledger.remoting.seams import Clock
+from dledger.settings.text import LEADER_ID, number_in
 from dledger.state.topics import SubscriptionGroupConfig
 
 ALIVE_MS: Final = 2_000

@@ -18,9 +18,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
+import msgspec
 import structlog
 
 from dledger.commitlog.entry import RecordBatch
@@ -29,10 +30,11 @@ from dledger.commitlog.mark import Anchor
 from dledger.commitlog.record import STORE_TIMESTAMP_OFFSET, SYS_FLAG_BORN_HOST_V6, SYS_FLAG_OFFSET
 from dledger.commitlog.seams import UtcOffset, utc
 from dledger.group_api import BrokerGroup
+from dledger.remoting.protocol.own_fields import GivenUp, given_up
 from dledger.remoting.seams import Clock
 from dledger.services.delayed_message import queue_of_level
 from dledger.services.leader_loop import Fate, LeaderLoop
-from dledger.settings_tables import StoreTable
+from dledger.settings.tables import StoreTable
 from dledger.state.state_record import (
     AGE,
     CAUSES,
@@ -44,8 +46,8 @@ from dledger.state.state_record import (
     QueueFloorsChange,
     state_batch,
 )
-from dledger.state.tables import StateTables
-from dledger.state.topics import SCHEDULE_TOPIC, TIMER_TOPIC
+from dledger.state.tables import QueueBounds, StateTables
+from dledger.state.topics import SCHEDULE_TOPIC, STATE_TOPIC, TIMER_TOPIC
 
 HOUR_MS: Final = 3_600_000
 DAY_HOURS: Final = 24
@@ -240,7 +242,7 @@ class RetentionService:
         self.is_deleting: Callable[[str], bool] = lambda _topic: False
         """Topics whose removal is in flight; their queues are left alone."""
         self._group = group
-        self._entry_log = entry_log
+        self.entry_log = entry_log
         self.settings = settings
         self.asked_by: dict[str, str] = {}
         self.given_up_bytes: Counter[str] = Counter(dict.fromkeys(CAUSES, 0))
@@ -270,13 +272,13 @@ class RetentionService:
     async def check(self) -> Anchor | None:
         """Move the floor once, if something should go; return the new floor."""
         look = self.look(self._limit_position())
-        chosen = choose_floor(self._entry_log(), self.settings, look)
+        chosen = choose_floor(self.entry_log(), self.settings, look)
         oldest_half = self._group.state.transactions.oldest_position
         self.wanted_position = 0
         if chosen is not None and oldest_half is not None and oldest_half < chosen[0].position:
             self.wanted_position = chosen[0].position
             look = replace(look, limit_position=oldest_half)
-            chosen = choose_floor(self._entry_log(), self.settings, look)
+            chosen = choose_floor(self.entry_log(), self.settings, look)
         asked_by, self._asked_now = self._asked_now, None
         if chosen is None or chosen[0].first_index <= self._group.state.floor.first_index:
             return None
@@ -289,7 +291,7 @@ class RetentionService:
         state = self._group.state
         size = floor.position - max(state.floor.position, 0)
         while state.floor.first_index < floor.first_index:
-            if not await self._take_step(next_step(self._entry_log(), state, floor), reason):
+            if not await self._take_step(next_step(self.entry_log(), state, floor), reason):
                 return None
         self.given_up_bytes[reason.cause] += size
         write = log.warning if reason.cause == FORCED else log.info
@@ -299,7 +301,7 @@ class RetentionService:
             position=floor.position,
             bytes=size,
             newest_ms=floor.prev_store_time_ms,
-            **asdict(reason),
+            **msgspec.structs.asdict(reason),
         )
         return floor
 
@@ -341,7 +343,7 @@ class RetentionService:
             limit_position=limit_position,
             is_hour=is_in_hours(now_ms, self.settings.delete_when, self._utc_offset),
             is_asked=self._asked_now is not None,
-            is_freed=self._entry_log().first_index >= self._group.state.floor.first_index,
+            is_freed=self.entry_log().first_index >= self._group.state.floor.first_index,
         )
 
     def _reason(self, look: Look, cause: str, asked_by: str) -> FloorReason:
@@ -350,7 +352,7 @@ class RetentionService:
         return FloorReason(
             cause=cause,
             decided_ms=look.now_ms,
-            end_position=self._entry_log().end_position,
+            end_position=self.entry_log().end_position,
             reserved_hours=settings.file_reserved_time,
             keep_bytes=settings.keep_bytes,
             disk_used_permille=round(look.disk_ratio * 1000),
@@ -359,7 +361,7 @@ class RetentionService:
         )
 
     def _limit_position(self) -> int:
-        entry_log, state = self._entry_log(), self._group.state
+        entry_log, state = self.entry_log(), self._group.state
         saved = self._saved_index()
         if saved < entry_log.first_index:
             return 0
@@ -457,3 +459,107 @@ def _store_time(group: BrokerGroup, topic: str, queue_id: int, offset: int) -> i
         return int.from_bytes(group.log.read(position + at, _TIME_BYTES), "big")
     except (CorruptEntryError, OffsetOutOfRangeError):
         return None
+
+
+# --------------------------------------------------------------------------- what a change gives up
+
+
+QUEUES_COUNTED: Final = 1024
+"""Queues looked at for one answer: each takes some reads, and everything waits meanwhile."""
+
+
+def keeps_less(before: StoreTable, after: StoreTable) -> bool:
+    """Tell whether messages may go under *after* that *before* keeps. Pure."""
+    no_limit = float("inf")
+    return (
+        (after.keep_bytes or no_limit) < (before.keep_bytes or no_limit)
+        or after.file_reserved_time < before.file_reserved_time
+        or force_ratio(after) < force_ratio(before)
+    )
+
+
+def lost_to_settings(
+    group: BrokerGroup,
+    entry_log: SegmentedLog,
+    after: StoreTable,
+    look: Look,
+    change: str,
+) -> GivenUp:
+    """Return what goes under the settings *after*, all passes of retention together."""
+    look = replace(look, is_hour=True, limit_position=entry_log.end_position)
+    chosen = choose_floor(entry_log, after, look, segments_max=None)
+    if chosen is None:
+        return GivenUp(change=change)
+    floor, _ = chosen
+    counts, uncounted = _messages_before(group, floor.position)
+    starts = segment_starts(entry_log, after.mapped_file_size_commit_log)
+    gone = (index for index in starts if index <= floor.first_index)
+    return given_up(
+        change,
+        counts,
+        uncounted_queues=uncounted,
+        segments=sum(1 for _ in gone),
+        size_bytes=floor.position - entry_log.first_position,
+        newest_ms=floor.prev_store_time_ms,
+    )
+
+
+def lost_to_topic(
+    group: BrokerGroup, topic: str, keeps_ms: int, now_ms: int, change: str
+) -> GivenUp:
+    """Return what goes when *topic* keeps its messages for *keeps_ms* only."""
+    queues = [(name, queue_id) for name, queue_id in group.state.queues if name == topic]
+    gone = 0
+    for name, queue_id in queues[:QUEUES_COUNTED]:
+        first = first_since(group, name, queue_id, now_ms - keeps_ms)
+        gone += first - group.state.min_offset(name, queue_id)
+    return given_up(
+        change,
+        {topic: gone} if gone else {},
+        uncounted_queues=max(0, len(queues) - QUEUES_COUNTED),
+        newest_ms=now_ms - keeps_ms if gone else 0,
+    )
+
+
+def has_messages(group: BrokerGroup, topic: str, queue_nums: int) -> bool:
+    """Tell whether *topic* holds any message now."""
+    state = group.state
+    return any(
+        state.max_offset(topic, queue_id) > state.min_offset(topic, queue_id)
+        for queue_id in range(queue_nums)
+    )
+
+
+def _messages_before(group: BrokerGroup, position: int) -> tuple[dict[str, int], int]:
+    """Return how many messages of each topic stand before *position*, and queues not counted."""
+    counts: dict[str, int] = {}
+    queues = [
+        (key, bounds)
+        for key, bounds in group.state.queues.items()
+        if key[0] != STATE_TOPIC and bounds.max_offset > bounds.min_offset
+    ]
+    uncounted = max(0, len(queues) - QUEUES_COUNTED)
+    for (topic, queue_id), bounds in queues[:QUEUES_COUNTED]:
+        try:
+            first = _first_at(group, topic, queue_id, bounds, position)
+        except OffsetOutOfRangeError:
+            uncounted += 1  # a snapshot is being refilled here
+            continue
+        if first > bounds.min_offset:
+            counts[topic] = counts.get(topic, 0) + first - bounds.min_offset
+    return counts, uncounted
+
+
+def _first_at(
+    group: BrokerGroup, topic: str, queue_id: int, bounds: QueueBounds, position: int
+) -> int:
+    """Return the first offset of a queue whose message stands at or after *position*."""
+    queue = group.queues.queue(topic, queue_id)
+    low, high = bounds.min_offset, bounds.max_offset
+    while low < high:
+        middle = (low + high) // 2
+        if int(queue.read(middle, 1)[0]["phy_offset"]) < position:
+            low = middle + 1
+        else:
+            high = middle
+    return low

@@ -32,7 +32,7 @@ from dledger.services.leader_loop import RETRY_S, Fate, LeaderLoop
 from dledger.services.pending_configs import TopicView
 from dledger.services.retention import HOUR_MS
 from dledger.services.stored_record import StoredRecords
-from dledger.settings_tables import BrokerTable, StoreTable
+from dledger.settings.tables import BrokerTable, StoreTable
 from dledger.state.state_record import TransactionsChange, state_batch
 from dledger.state.topics import HALF_TOPIC, PERM_READ, PERM_WRITE, TopicConfig
 from dledger.state.transactions import OpenHalf, TransactionDecision

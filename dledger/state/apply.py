@@ -30,10 +30,9 @@ from dledger.commitlog.errors import CorruptEntryError, CorruptRecordError, Inva
 from dledger.commitlog.queue_unit import Units
 from dledger.commitlog.record import checked_body
 from dledger.state.accounts import AccessChange, apply_accounts
-from dledger.state.pending_timers import piece_of
-from dledger.state.pop import PopChange, apply_pop, drop_rows
+from dledger.state.pop import PopChange, apply_pop
 from dledger.state.producer_sessions import StoredSend
-from dledger.state.queue_lock import QueueLocksChange, apply_queue_locks, drop_topic
+from dledger.state.queue_lock import QueueLocksChange, apply_queue_locks
 from dledger.state.state_record import (
     ConsumerOffsetsChange,
     DelayProgressChange,
@@ -41,13 +40,13 @@ from dledger.state.state_record import (
     ProducerOpenedChange,
     ProducerSendChange,
     QueueFloorsChange,
-    StateChange,
     SubscriptionGroupsChange,
     TimersChange,
     TopicsChange,
     TransactionsChange,
     decode_change,
 )
+from dledger.state.table import StateChange
 from dledger.state.tables import QueueBounds, StateTables
 from dledger.state.topics import HALF_TOPIC, STATE_TOPIC, TIMER_TOPIC
 
@@ -214,9 +213,10 @@ def raise_min_offsets(
         try:
             bounds.min_offset, position = first_kept(topic, queue_id, bounds)
         except BaseException:
-            tables.set_first(topic, queue_id, bounds.first_position)
+            first = tables.first_positions.get((topic, queue_id), 0)
+            tables.set_first(topic, queue_id, first)
             raise
-        tables.marks.queues.add(topic)
+        tables.queues.mark((topic, queue_id))
         if bounds.min_offset < bounds.max_offset:
             tables.set_first(topic, queue_id, position)
 
@@ -227,7 +227,7 @@ def _apply_queues(
     """Return units per queue, and (position, state queue) of each state record."""
     result: list[QueueUnits] = []
     state_positions: list[tuple[int, int]] = []
-    queues, changed = tables.queues, tables.marks.queues
+    queues = tables.queues
     for topic, queue_id, where in derived.groups:
         offsets = derived.queue_offset[where]
         count = len(offsets)
@@ -247,7 +247,7 @@ def _apply_queues(
         if first == bounds.min_offset:
             tables.set_first(topic, queue_id, int(derived.phy_offset[where][0]))
         bounds.max_offset = first + count
-        changed.add(topic)
+        queues.mark(key)
         result.append(QueueUnits(topic, queue_id, first, derived.units[where]))
         if topic == STATE_TOPIC:
             state_positions.extend(
@@ -256,11 +256,10 @@ def _apply_queues(
         elif topic == HALF_TOPIC:
             for half_offset, position in enumerate(derived.phy_offset[where].tolist(), first):
                 tables.transactions.begin(half_offset, position, store_time_ms)
-                tables.marks.halves[half_offset] = None
         elif topic == TIMER_TOPIC:
             # A record without a time is a note of a recall: it waits for nothing.
             timed = derived.tags_code[where] > 0
-            _add_timers(tables, (np.flatnonzero(timed) + first).tolist())
+            tables.timers.add((np.flatnonzero(timed) + first).tolist())
     return result, state_positions
 
 
@@ -293,21 +292,19 @@ def _apply_change(
         case SubscriptionGroupsChange(groups, delete, forget):
             for group in groups:
                 tables.subscription_groups[group.group_name] = group
-                tables.marks.groups.add(group.group_name)
             for name in delete:
-                tables.subscription_groups.pop(name, None)
-                tables.marks.groups.add(name)
-                _drop_modes(tables, name)
+                tables.subscription_groups.pop(name)
+                tables.request_modes.drop_of(1, name)
             for name in forget:
-                tables.marks.pops.update(drop_rows(tables.pops, group=name))
+                tables.pops.drop_of(0, name)
                 tables.drop_offsets([(name, topic) for topic in tables.topics_of.get(name, ())])
         case ConsumerOffsetsChange(offsets):
-            for group_name, topic, queue_id, offset in offsets:
-                tables.set_offset(group_name, topic, queue_id, offset)
-                if (group_name, topic, queue_id) in tables.pops:
-                    # What was out of that queue is consumed from the new offset on.
-                    del tables.pops[group_name, topic, queue_id]
-                    tables.marks.pops.add((group_name, topic, queue_id))
+            for group_name, topics in offsets.items():
+                for topic, queues in topics.items():
+                    tables.set_offsets(group_name, topic, queues)
+                    # What was out of these queues is consumed from the new offsets on.
+                    for queue_id in queues if tables.pops else ():
+                        tables.pops.pop((group_name, topic, queue_id))
         case DelayProgressChange(level, from_offset, to_offset):
             current = tables.delay_progress.get(level, 0)
             if current != from_offset or to_offset < from_offset:
@@ -334,16 +331,11 @@ def _apply_change(
         case TransactionsChange(decided, checked):
             for half_offset, checks in checked:
                 tables.transactions.check(half_offset, checks, header.store_time_ms)
-                tables.marks.halves[half_offset] = None
             for half_offset, decision in decided:
                 tables.transactions.decide(half_offset, decision)
-                tables.marks.halves[half_offset] = None
-                tables.marks.decided.append(half_offset)
         case TimersChange(done, recalled):
             tables.timers.finish(done)
             tables.timers.recall(recalled)
-            tables.marks.timer_pieces.update(piece_of(offset) for offset in (*done, *recalled))
-            tables.marks.recalled.extend(recalled)
         case QueueFloorsChange(floors=floors):
             for topic, queue_id, offset in floors:
                 bounds = tables.queues.get((topic, queue_id))
@@ -353,16 +345,14 @@ def _apply_change(
                         f"where {bounds} is"
                     )
                 bounds.min_offset = max(bounds.min_offset, offset)
-                tables.marks.queues.add(topic)
+                tables.queues.mark((topic, queue_id))
         case QueueLocksChange():
             apply_queue_locks(tables.queue_locks, change, header.index)
-            tables.marks.locks.update(release.key for release in change.releases)
-            tables.marks.locks.update(grant.key for grant in change.grants)
             tables.queue_locks_index = header.index
         case PopChange():
             _apply_pop(tables, change, header)
         case AccessChange():
-            tables.marks.accounts.update(apply_accounts(tables.accounts, change))
+            apply_accounts(tables.accounts, change)
             if change.white_addresses is not None:
                 tables.white_addresses = change.white_addresses
             tables.access_counter += 1
@@ -378,33 +368,21 @@ def _apply_pop(tables: StateTables, change: PopChange, header: EntryHeader) -> N
         lambda key: tables.consumer_offset(*key),
     )
     for key, floor in floors.items():
+        tables.pops.mark(key)
         if tables.consumer_offset(*key) != floor:
-            tables.set_offset(*key, floor)
-    tables.marks.pops.update(floors)
-    for group, topic, mode, share in change.modes:
-        tables.request_modes.setdefault(topic, {})[group] = [mode, share]
+            group, topic, queue_id = key
+            tables.set_offsets(group, topic, {queue_id: floor})
+    for mode in change.modes:
+        tables.request_modes[mode.topic, mode.group] = mode
     tables.pop_index = header.index
-
-
-def _drop_modes(tables: StateTables, group: str) -> None:
-    for topic in [topic for topic, modes in tables.request_modes.items() if group in modes]:
-        del tables.request_modes[topic][group]
-        if not tables.request_modes[topic]:
-            del tables.request_modes[topic]
-
-
-def _add_timers(tables: StateTables, offsets: list[int]) -> None:
-    tables.timers.add(offsets)
-    tables.marks.timer_pieces.update(map(piece_of, offsets))
 
 
 def _delete_topic(tables: StateTables, topic: str) -> None:
     tables.set_topic(topic, None)
     tables.drop_queues(topic)
     tables.drop_offsets([(group, topic) for group in tables.groups_of.get(topic, ())])
-    tables.marks.locks.update(drop_topic(tables.queue_locks, topic))
-    tables.marks.pops.update(drop_rows(tables.pops, topic=topic))
-    tables.request_modes.pop(topic, None)
+    for table, place in ((tables.queue_locks, 1), (tables.pops, 1), (tables.request_modes, 0)):
+        table.drop_of(place, topic)
 
 
 # -------------------------------------------------------------------- entries that are read at once

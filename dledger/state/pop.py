@@ -19,6 +19,8 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+from dledger.state.table import Form, StateChange
+
 PopKey = tuple[str, str, int]
 """Consumer group, topic, queue id."""
 
@@ -29,7 +31,7 @@ MAX_OUT: Final = 500_000
 """Messages of all rows: 20 MB of every snapshot."""
 
 MAX_REQUEST_MODES: Final = 1_000
-"""Modes of groups in topics; all of them are copied with every cut."""
+"""Modes of groups in topics."""
 
 HAS_ROW: Final = -1
 """What a grant names in place of the committed offset where it found a row."""
@@ -98,8 +100,7 @@ class RequestMode(NamedTuple):
     """`popShareQueueNum`: how many consumers share the queues of one; 0: all do."""
 
 
-@dataclass(frozen=True, slots=True)
-class PopChange:
+class PopChange(StateChange, frozen=True):
     """What one entry changes, in this order.
 
     ``dead`` is acknowledged like ``acked``; copies for the dead letter topic stand in the same
@@ -111,54 +112,6 @@ class PopChange:
     changed: tuple[PopMark, ...] = ()
     grants: tuple[PopGrant, ...] = ()
     modes: tuple[RequestMode, ...] = ()
-
-    def to_state(self) -> dict[str, Any]:
-        """Return the CBOR form of a state record."""
-        return {
-            "ack": [[*mark.key, mark.offset, mark.token] for mark in self.acked],
-            "dead": [[*mark.key, mark.offset, mark.token] for mark in self.dead],
-            "change": [
-                [*mark.key, mark.offset, mark.token, mark.invisible_ms] for mark in self.changed
-            ],
-            "grant": [
-                [
-                    *grant.key,
-                    grant.invisible_ms,
-                    grant.since,
-                    grant.until,
-                    list(grant.fresh),
-                    [list(pair) for pair in grant.again],
-                    grant.committed,
-                ]
-                for grant in self.grants
-            ],
-            "mode": [list(mode) for mode in self.modes],
-        }
-
-    @classmethod
-    def from_state(cls, value: Mapping[str, Any]) -> PopChange:
-        """Read what `to_state` made."""
-        return cls(
-            tuple(PopMark((g, t, q), at, token) for g, t, q, at, token in value["ack"]),
-            tuple(PopMark((g, t, q), at, token) for g, t, q, at, token in value["dead"]),
-            tuple(
-                PopMark((g, t, q), at, token, invisible_ms)
-                for g, t, q, at, token, invisible_ms in value["change"]
-            ),
-            tuple(
-                PopGrant(
-                    (g, t, q),
-                    invisible_ms,
-                    since,
-                    until,
-                    tuple(fresh),
-                    tuple((at, token) for at, token in again),
-                    found,
-                )
-                for g, t, q, invisible_ms, since, until, fresh, again, found in value["grant"]
-            ),
-            tuple(RequestMode(*mode) for mode in value["mode"]),
-        )
 
 
 # ---------------------------------------------------------------------------------- the table
@@ -287,6 +240,19 @@ class PopRowCopy(NamedTuple):
 
 PopRows = dict[PopKey, PopRow]
 
+POPS: Final = Form[PopKey, PopRow](
+    "pops",
+    PopKey,
+    tuple[int, int, bytes],
+    copied=PopRow.copied,
+    encoded=PopRowCopy.to_state,
+    decoded=PopRow.from_state,
+)
+REQUEST_MODES: Final = Form[tuple[str, str], RequestMode](
+    "request_modes", tuple[str, str], RequestMode
+)
+"""By topic and consumer group."""
+
 
 def apply_pop(
     rows: PopRows,
@@ -359,21 +325,3 @@ def _hand_out(row: PopRow, grant: PopGrant, index: int, store_time_ms: int) -> N
         if grant.since <= offset < grant.until:
             row.put(offset, Out(1, index, store_time_ms, expires_ms))
     row.next_offset = grant.until
-
-
-def drop_rows(rows: PopRows, *, topic: str = "", group: str = "") -> list[PopKey]:
-    """Forget the rows of a topic, or of a consumer group, and return their keys."""
-    dropped = [key for key in rows if (topic and key[1] == topic) or (group and key[0] == group)]
-    for key in dropped:
-        del rows[key]
-    return dropped
-
-
-def rows_from_state(tree: Mapping[str, Mapping[str, Mapping[int, list[Any]]]]) -> PopRows:
-    """Return the rows in a snapshot."""
-    return {
-        (group, topic, queue_id): PopRow.from_state(row)
-        for group, topics in tree.items()
-        for topic, queues in topics.items()
-        for queue_id, row in queues.items()
-    }

@@ -11,9 +11,12 @@ Spec: docs/concepts/idempotent-producer.md; docs/internals/state.md.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
+
+import msgspec
 
 from dledger.commitlog.errors import InvariantBroken
+from dledger.state.table import Form, Table
 
 SESSIONS_MAX: Final = 4096
 """Sessions of a group. About 1 KiB each at most, in memory and in each snapshot; beyond it the one
@@ -33,8 +36,7 @@ class StoredSend(NamedTuple):
     refused: tuple[int, ...] = ()
 
 
-@dataclass(slots=True)
-class ProducerSession:
+class ProducerSession(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     """What is known of one producer in one epoch.
 
     Attributes:
@@ -46,49 +48,45 @@ class ProducerSession:
     epoch: int
     floor: int = 0
     used_ms: int = 0
-    stored: dict[int, StoredSend] = field(default_factory=dict)
+    stored: dict[int, StoredSend] = msgspec.field(default_factory=dict)
+
+    def copied(self) -> ProducerSession:
+        """Return a copy that shares nothing that changes."""
+        return ProducerSession(self.epoch, self.floor, self.used_ms, self.stored.copy())
 
 
+SESSIONS: Final = Form[bytes, ProducerSession](
+    "producer_sessions", bytes, ProducerSession, copied=ProducerSession.copied, in_order=True
+)
+"""In the order of use."""
+
+
+@dataclass(slots=True)
 class ProducerSessions:
-    """All sessions of a group; changed by `apply_entry` and `of_state` alone.
+    """All sessions of a group; changed by `apply_entry` and `load` alone."""
 
-    Attributes:
-        sessions_max: How many are kept; equal on all replicas.
-        forgotten: Sessions that went since the start because there were more.
-    """
-
-    __slots__ = ("_sessions", "_touched", "forgotten", "sessions_max")
-
-    def __init__(self, sessions_max: int = SESSIONS_MAX) -> None:
-        self.sessions_max = sessions_max
-        self.forgotten = 0
-        self._sessions: dict[bytes, ProducerSession] = {}
-        self._touched: dict[bytes, None] = {}
+    sessions_max: int = SESSIONS_MAX
+    """How many are kept; equal on all replicas."""
+    forgotten: int = field(default=0, compare=False)
+    """Sessions that went since the start because there were more."""
+    table: Table[bytes, ProducerSession] = field(default_factory=SESSIONS.table)
 
     def __len__(self) -> int:
-        return len(self._sessions)
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, ProducerSessions):
-            return NotImplemented
-        return [self.row(name) for name in self.ids()] == [other.row(name) for name in other.ids()]
-
-    __hash__ = None  # type: ignore[assignment]  # it changes
+        return len(self.table)
 
     def get(self, producer_id: bytes) -> ProducerSession | None:
         """Return the session of a producer, or None when there is none (any more)."""
-        return self._sessions.get(producer_id)
+        return self.table.get(producer_id)
 
     def open(self, producer_id: bytes, epoch: int, now_ms: int) -> None:
         """Begin an epoch of a producer; what was known of an earlier one is forgotten.
 
         Raises InvariantBroken: the producer has an epoch that is not older.
         """
-        old = self._sessions.pop(producer_id, None)
+        old = self.table.get(producer_id)
         if old is not None and old.epoch >= epoch:
             raise InvariantBroken(f"epoch {epoch} of a producer comes after its epoch {old.epoch}")
-        self._sessions[producer_id] = ProducerSession(epoch, used_ms=now_ms)
-        self._touch(producer_id)
+        self.table[producer_id] = ProducerSession(epoch, used_ms=now_ms)
         self._expire(now_ms)
 
     def note(
@@ -107,14 +105,12 @@ class ProducerSessions:
 
         Raises InvariantBroken: the sequence is stored already.
         """
-        session = self._sessions.get(producer_id)
+        session = self.table.get(producer_id)
         if session is not None and session.epoch > epoch:
             return
         if session is None or session.epoch < epoch:
             session = ProducerSession(epoch, floor=sequence)
-        self._sessions.pop(producer_id, None)
-        self._sessions[producer_id] = session  # the last in the order of use
-        self._touch(producer_id)
+        self.table[producer_id] = session  # the last in the order of use
         session.used_ms = now_ms
         if sequence in session.stored:
             raise InvariantBroken(
@@ -130,7 +126,7 @@ class ProducerSessions:
         self._expire(now_ms)
 
     def _expire(self, now_ms: int) -> None:
-        sessions = self._sessions
+        sessions = self.table
         while sessions:
             oldest = next(iter(sessions))
             is_idle = sessions[oldest].used_ms + SESSION_IDLE_MAX_MS < now_ms
@@ -138,51 +134,3 @@ class ProducerSessions:
                 return
             self.forgotten += not is_idle
             del sessions[oldest]
-            self._touch(oldest)
-
-    def _touch(self, producer_id: bytes) -> None:
-        self._touched.pop(producer_id, None)
-        self._touched[producer_id] = None
-
-    @property
-    def touched_count(self) -> int:
-        """How many sessions changed since they were taken last."""
-        return len(self._touched)
-
-    def take_touched(self) -> list[bytes]:
-        """Return whose sessions changed since this was called last, in the order of use."""
-        touched, self._touched = self._touched, {}
-        return list(touched)
-
-    def ids(self) -> list[bytes]:
-        """Return all producers with a session, in the order of use."""
-        return list(self._sessions)
-
-    def row(self, producer_id: bytes) -> list[Any] | None:
-        """Return one session as it stands in a snapshot, or None when there is none."""
-        session = self._sessions.get(producer_id)
-        if session is None:
-            return None
-        return [
-            producer_id,
-            session.epoch,
-            session.floor,
-            session.used_ms,
-            [[sequence, send.position, *send.refused] for sequence, send in session.stored.items()],
-        ]
-
-    @classmethod
-    def of_state(cls, value: list[list[Any]], sessions_max: int = SESSIONS_MAX) -> ProducerSessions:
-        """Return the sessions in a snapshot: the rows of all producers in the order of use."""
-        sessions = cls(sessions_max)
-        for producer_id, epoch, floor, used_ms, stored in value:
-            sessions._sessions[producer_id] = ProducerSession(
-                epoch,
-                floor,
-                used_ms,
-                {
-                    sequence: StoredSend(position, tuple(refused))
-                    for sequence, position, *refused in stored
-                },
-            )
-        return sessions

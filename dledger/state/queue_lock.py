@@ -10,10 +10,10 @@ Spec: docs/internals/state.md.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Final, NamedTuple
 
 from dledger.commitlog.errors import InvariantBroken
+from dledger.state.table import Form, StateChange
 
 LockKey = tuple[str, str, int]
 """Consumer group, topic, queue id."""
@@ -22,16 +22,17 @@ NO_TOKEN = 0
 """No grant: the log's first index is 1."""
 
 
-@dataclass(frozen=True, slots=True)
-class QueueLock:
+class QueueLock(NamedTuple):
     """A grant that stands."""
 
     client_id: str
     token: int
 
 
-@dataclass(frozen=True, slots=True)
-class LockGrant:
+QUEUE_LOCKS: Final = Form[LockKey, QueueLock]("queue_locks", LockKey, QueueLock)
+
+
+class LockGrant(NamedTuple):
     """A queue given to a client.
 
     ``replaces`` is the token of the grant that ends with it, `NO_TOKEN` for a free queue: apply
@@ -43,41 +44,18 @@ class LockGrant:
     replaces: int = NO_TOKEN
 
 
-@dataclass(frozen=True, slots=True)
-class LockRelease:
+class LockRelease(NamedTuple):
     """A queue given back; ``token`` is that of the grant that stands."""
 
     key: LockKey
     token: int
 
 
-@dataclass(frozen=True, slots=True)
-class QueueLocksChange:
+class QueueLocksChange(StateChange, frozen=True):
     """Queues given back and queues granted. What is given back comes first."""
 
     releases: tuple[LockRelease, ...] = ()
     grants: tuple[LockGrant, ...] = ()
-
-    def to_state(self) -> dict[str, Any]:
-        """Return the CBOR form of a state record."""
-        return {
-            "release": [[*release.key, release.token] for release in self.releases],
-            "grant": [[*grant.key, grant.client_id, grant.replaces] for grant in self.grants],
-        }
-
-    @classmethod
-    def from_state(cls, value: Mapping[str, Any]) -> QueueLocksChange:
-        """Read what `to_state` made."""
-        return cls(
-            tuple(
-                LockRelease((group, topic, queue_id), token)
-                for group, topic, queue_id, token in value["release"]
-            ),
-            tuple(
-                LockGrant((group, topic, queue_id), client_id, replaces)
-                for group, topic, queue_id, client_id, replaces in value["grant"]
-            ),
-        )
 
 
 def apply_queue_locks(
@@ -103,23 +81,3 @@ def _expect(locks: Mapping[LockKey, QueueLock], key: LockKey, token: int, index:
         raise InvariantBroken(
             f"entry {index} ends grant {token} of {key}, but grant {stands} stands there"
         )
-
-
-def drop_topic(locks: dict[LockKey, QueueLock], topic: str) -> list[LockKey]:
-    """Forget the grants of a deleted topic, and return their keys."""
-    gone = [key for key in locks if key[1] == topic]
-    for key in gone:
-        del locks[key]
-    return gone
-
-
-def locks_from_state(
-    tree: Mapping[str, Mapping[str, Mapping[int, list[Any]]]],
-) -> dict[LockKey, QueueLock]:
-    """Return the grants in a snapshot."""
-    return {
-        (group, topic, queue_id): QueueLock(*lock)
-        for group, topics in tree.items()
-        for topic, queues in topics.items()
-        for queue_id, lock in queues.items()
-    }

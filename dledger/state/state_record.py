@@ -1,9 +1,7 @@
 """State changes as records on the state topic: CBOR bodies in, CBOR bodies out.
 
-A body is one canonical CBOR map; ``v`` is the version of its form. Queue 0 changes topics, 1
-subscription groups, 2 consumer offsets, 3 the progress of delayed delivery, 4 the floor, 5
-transactions, 6 messages that are out by POP, 8 queue locks, 10 producer
-sessions, 12 messages with a time of their own, 13 queues that begin later, 14 accounts.
+A body is one CBOR array: the version of its form, and the fields of the change that `CHANGES` has
+for its queue of the state topic.
 
 Beside a floor stands why messages were given up: the cause, the settings in force, and what was
 measured. Every member and every checker can judge afterwards whether the move was entitled.
@@ -14,10 +12,11 @@ Spec: docs/internals/state.md.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import Final, Self
 
 import cbor2
+import msgspec
 from typing_extensions import Buffer
 
 from dledger.commitlog.entry import RecordBatch, Run
@@ -27,13 +26,15 @@ from dledger.commitlog.record import encode_record
 from dledger.state.accounts import AccessChange
 from dledger.state.pop import PopChange
 from dledger.state.queue_lock import QueueLocksChange
+from dledger.state.table import StateChange, plain
 from dledger.state.topics import (
     ACCESS_QUEUE,
     CONSUMER_OFFSETS_QUEUE,
     DELAY_PROGRESS_QUEUE,
     FLOOR_QUEUE,
     POP_QUEUE,
-    PRODUCER_SESSIONS_QUEUE,
+    PRODUCER_SENDS_QUEUE,
+    PRODUCERS_OPENED_QUEUE,
     QUEUE_FLOORS_QUEUE,
     QUEUE_LOCKS_QUEUE,
     STATE_TOPIC,
@@ -58,8 +59,9 @@ FORCED: Final = "forced"
 CAUSES: Final = (AGE, REQUEST, SIZE, FORCED)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FloorReason:
+class FloorReason(
+    msgspec.Struct, frozen=True, kw_only=True, array_like=True, forbid_unknown_fields=True
+):
     """Cause of a move of the floor, and the settings in force on the leader that moved it.
 
     Attributes:
@@ -89,8 +91,7 @@ ConsumerOffset = tuple[str, str, int, int]
 """Consumer group, topic, queue id, offset."""
 
 
-@dataclass(frozen=True, slots=True)
-class TopicsChange:
+class TopicsChange(StateChange, frozen=True):
     """Topics created or changed, and topics deleted.
 
     ``asked_by`` is the requester of a change that gives up messages; empty for others.
@@ -101,8 +102,7 @@ class TopicsChange:
     asked_by: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class SubscriptionGroupsChange:
+class SubscriptionGroupsChange(StateChange, frozen=True):
     """Subscription groups created or changed, and groups deleted.
 
     The request modes of a deleted group go with it; ``forget`` names groups whose consumer offsets
@@ -114,15 +114,24 @@ class SubscriptionGroupsChange:
     forget: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class ConsumerOffsetsChange:
-    """Offsets committed."""
+class ConsumerOffsetsChange(StateChange, frozen=True):
+    """Offsets committed: consumer group → topic → queue id → offset.
 
-    offsets: tuple[ConsumerOffset, ...]
+    A record has each name once: it may have thousands of offsets of a group.
+    """
+
+    offsets: dict[str, dict[str, dict[int, int]]]
+
+    @classmethod
+    def of(cls, offsets: Iterable[ConsumerOffset]) -> Self:
+        """Return the change to *offsets*."""
+        tree: dict[str, dict[str, dict[int, int]]] = {}
+        for group, topic, queue, offset in offsets:
+            tree.setdefault(group, {}).setdefault(topic, {})[queue] = offset
+        return cls(tree)
 
 
-@dataclass(frozen=True, slots=True)
-class DelayProgressChange:
+class DelayProgressChange(StateChange, frozen=True):
     """A delay level delivered up to an offset of its schedule queue.
 
     ``from_offset`` is where the proposer stood: apply stops the node when it stands elsewhere.
@@ -133,23 +142,20 @@ class DelayProgressChange:
     to_offset: int
 
 
-@dataclass(frozen=True, slots=True)
-class FloorChange:
+class FloorChange(StateChange, frozen=True):
     """What stands before *floor* is given up on every replica: retention."""
 
     floor: Anchor
     reason: FloorReason
 
 
-@dataclass(frozen=True, slots=True)
-class ProducerOpenedChange:
+class ProducerOpenedChange(StateChange, frozen=True):
     """A producer begins an epoch: the index of the entry this stands in."""
 
     producer_id: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class ProducerSendChange:
+class ProducerSendChange(StateChange, frozen=True):
     """The records that follow in the same proposal are a producer's send *sequence*.
 
     Attributes:
@@ -164,8 +170,7 @@ class ProducerSendChange:
     refused: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class TransactionsChange:
+class TransactionsChange(StateChange, frozen=True):
     """Half messages decided, and half messages whose producers are asked.
 
     Both name them by their offset in the half topic. Apply stops the node when one is not open,
@@ -177,8 +182,7 @@ class TransactionsChange:
     """Half offset, and how often it is asked for with this time."""
 
 
-@dataclass(frozen=True, slots=True)
-class TimersChange:
+class TimersChange(StateChange, frozen=True):
     """Messages of the timer queue that wait no longer, by queue offset.
 
     ``done`` were delivered, or stored again further on; ``recalled`` never will be delivered.
@@ -188,8 +192,7 @@ class TimersChange:
     recalled: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class QueueFloorsChange:
+class QueueFloorsChange(StateChange, frozen=True):
     """Queues that begin later from now on: retention of a topic."""
 
     floors: tuple[tuple[str, int, int], ...]
@@ -198,23 +201,6 @@ class QueueFloorsChange:
     """Wall time of the leader."""
     retention_ms: tuple[tuple[str, int], ...] = ()
     """Topic, and how long it kept its messages then."""
-
-
-StateChange = (
-    TopicsChange
-    | SubscriptionGroupsChange
-    | ConsumerOffsetsChange
-    | DelayProgressChange
-    | FloorChange
-    | TimersChange
-    | QueueFloorsChange
-    | ProducerOpenedChange
-    | ProducerSendChange
-    | TransactionsChange
-    | QueueLocksChange
-    | PopChange
-    | AccessChange
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,71 +216,29 @@ class StateRecord:
         return Run(STATE_TOPIC, self.queue_id, 1)
 
 
+CHANGES: Final[Mapping[int, type[StateChange]]] = {
+    TOPICS_QUEUE: TopicsChange,
+    SUBSCRIPTION_GROUPS_QUEUE: SubscriptionGroupsChange,
+    CONSUMER_OFFSETS_QUEUE: ConsumerOffsetsChange,
+    DELAY_PROGRESS_QUEUE: DelayProgressChange,
+    FLOOR_QUEUE: FloorChange,
+    TRANSACTIONS_QUEUE: TransactionsChange,
+    POP_QUEUE: PopChange,
+    QUEUE_LOCKS_QUEUE: QueueLocksChange,
+    PRODUCERS_OPENED_QUEUE: ProducerOpenedChange,
+    PRODUCER_SENDS_QUEUE: ProducerSendChange,
+    TIMERS_QUEUE: TimersChange,
+    QUEUE_FLOORS_QUEUE: QueueFloorsChange,
+    ACCESS_QUEUE: AccessChange,
+}
+"""What stands in each state queue."""
+
+_QUEUES: Final = {change: queue_id for queue_id, change in CHANGES.items()}
+
+
 def encode_change(change: StateChange) -> tuple[int, bytes]:
-    """Return the state queue of *change* and its canonical CBOR body."""
-    body: dict[str, Any]
-    match change:
-        case TopicsChange(put, delete, asked_by):
-            queue_id = TOPICS_QUEUE
-            body = {
-                "put": [config.to_state() for config in put],
-                "delete": list(delete),
-                "asked_by": asked_by,
-            }
-        case SubscriptionGroupsChange(groups, delete, forget):
-            queue_id = SUBSCRIPTION_GROUPS_QUEUE
-            body = {
-                "put": [config.to_state() for config in groups],
-                "delete": list(delete),
-                "forget": list(forget),
-            }
-        case ConsumerOffsetsChange(offsets):
-            queue_id = CONSUMER_OFFSETS_QUEUE
-            tree: dict[str, dict[str, dict[int, int]]] = {}
-            for group, topic, queue, offset in offsets:
-                tree.setdefault(group, {}).setdefault(topic, {})[queue] = offset
-            body = {"offsets": tree}
-        case DelayProgressChange(level, from_offset, to_offset):
-            queue_id = DELAY_PROGRESS_QUEUE
-            body = {"level": level, "from": from_offset, "to": to_offset}
-        case FloorChange(floor, reason):
-            queue_id = FLOOR_QUEUE
-            body = {"floor": floor_to_state(floor), "reason": asdict(reason)}
-        case TimersChange(done, recalled):
-            queue_id = TIMERS_QUEUE
-            body = {"done": list(done), "recalled": list(recalled)}
-        case QueueFloorsChange(floors, decided_ms, keeps):
-            queue_id = QUEUE_FLOORS_QUEUE
-            body = {
-                "floors": _by_topic(floors),
-                "at": decided_ms,
-                "retention_ms": dict(keeps),
-            }
-        case ProducerOpenedChange(producer_id):
-            queue_id = PRODUCER_SESSIONS_QUEUE
-            body = {"open": producer_id}
-        case ProducerSendChange(producer_id, epoch, sequence, first_open, refused):
-            # Once in every idempotent request: in canonical order as it stands, and not sorted.
-            sent = [producer_id, epoch, sequence, first_open, *refused]
-            body = {"v": STATE_RECORD_VERSION, "send": sent}
-            return PRODUCER_SESSIONS_QUEUE, cbor2.dumps(body)
-        case TransactionsChange(decided, checked):
-            queue_id = TRANSACTIONS_QUEUE
-            body = {
-                "decided": {half: int(decision) for half, decision in decided},
-                "checked": dict(checked),
-            }
-        case QueueLocksChange():
-            queue_id = QUEUE_LOCKS_QUEUE
-            body = change.to_state()
-        case PopChange():
-            queue_id = POP_QUEUE
-            body = change.to_state()
-        case AccessChange():
-            queue_id = ACCESS_QUEUE
-            body = change.to_state()
-    body["v"] = STATE_RECORD_VERSION
-    return queue_id, cbor2.dumps(body, canonical=True)
+    """Return the state queue of *change* and its CBOR body."""
+    return _QUEUES[type(change)], cbor2.dumps((STATE_RECORD_VERSION, *plain(change)))
 
 
 def decode_change(queue_id: int, body: Buffer) -> StateChange:
@@ -303,96 +247,18 @@ def decode_change(queue_id: int, body: Buffer) -> StateChange:
     Raises InvariantBroken: not a body this version can read. The entry is committed, so going on
     without it would make this replica differ from the others.
     """
+    kind = CHANGES.get(queue_id)
+    if kind is None:
+        raise InvariantBroken(f"state record on unknown queue {queue_id}")
     try:
-        value: Mapping[str, Any] = cbor2.loads(bytes(body))
-        version = value["v"]
-        if version != STATE_RECORD_VERSION:
-            raise InvariantBroken(
-                f"state record of version {version}; this program reads {STATE_RECORD_VERSION}"
-            )
-        if queue_id == TOPICS_QUEUE:
-            return TopicsChange(
-                tuple(TopicConfig.from_state(item) for item in value["put"]),
-                tuple(value["delete"]),
-                value["asked_by"],
-            )
-        if queue_id == SUBSCRIPTION_GROUPS_QUEUE:
-            return SubscriptionGroupsChange(
-                tuple(SubscriptionGroupConfig.from_state(item) for item in value["put"]),
-                tuple(value["delete"]),
-                tuple(value["forget"]),
-            )
-        if queue_id == CONSUMER_OFFSETS_QUEUE:
-            return ConsumerOffsetsChange(
-                tuple(
-                    (group, topic, queue, offset)
-                    for group, topics in value["offsets"].items()
-                    for topic, queues in topics.items()
-                    for queue, offset in queues.items()
-                )
-            )
-        if queue_id == DELAY_PROGRESS_QUEUE:
-            return DelayProgressChange(value["level"], value["from"], value["to"])
-        if queue_id == FLOOR_QUEUE:
-            return FloorChange(floor_from_state(value["floor"]), FloorReason(**value["reason"]))
-        if queue_id == TIMERS_QUEUE:
-            return TimersChange(tuple(value["done"]), tuple(value["recalled"]))
-        if queue_id == QUEUE_FLOORS_QUEUE:
-            return QueueFloorsChange(
-                _places(value["floors"]),
-                value["at"],
-                tuple(value["retention_ms"].items()),
-            )
-        if queue_id == PRODUCER_SESSIONS_QUEUE:
-            if "open" in value:
-                return ProducerOpenedChange(value["open"])
-            producer_id, epoch, sequence, first_open, *refused = value["send"]
-            return ProducerSendChange(producer_id, epoch, sequence, first_open, tuple(refused))
-        if queue_id == TRANSACTIONS_QUEUE:
-            return TransactionsChange(
-                tuple((half, TransactionDecision(by)) for half, by in value["decided"].items()),
-                tuple(value["checked"].items()),
-            )
-        if queue_id == QUEUE_LOCKS_QUEUE:
-            return QueueLocksChange.from_state(value)
-        if queue_id == POP_QUEUE:
-            return PopChange.from_state(value)
-        if queue_id == ACCESS_QUEUE:
-            return AccessChange.from_state(value)
-    except (cbor2.CBORDecodeError, KeyError, TypeError, ValueError, AttributeError) as exc:
+        version, *values = cbor2.loads(bytes(body))
+        if version == STATE_RECORD_VERSION:
+            return msgspec.convert(values, kind)
+    except (cbor2.CBORDecodeError, TypeError, ValueError, AttributeError) as exc:
         raise InvariantBroken(f"unreadable state record on queue {queue_id}: {exc}") from exc
-    raise InvariantBroken(f"state record on unknown queue {queue_id}")
-
-
-def _by_topic(places: Iterable[tuple[str, int, int]]) -> dict[str, dict[int, int]]:
-    found: dict[str, dict[int, int]] = {}
-    for topic, queue, offset in places:
-        found.setdefault(topic, {})[queue] = offset
-    return found
-
-
-def _places(by_topic: Mapping[str, Mapping[int, int]]) -> tuple[tuple[str, int, int], ...]:
-    return tuple(
-        (topic, queue, offset)
-        for topic, queues in by_topic.items()
-        for queue, offset in queues.items()
+    raise InvariantBroken(
+        f"state record of version {version}; this program reads {STATE_RECORD_VERSION}"
     )
-
-
-def floor_to_state(floor: Anchor) -> list[int]:
-    """Return a floor as it stands in state records and snapshots."""
-    return [
-        floor.first_index,
-        floor.position,
-        floor.prev_term,
-        floor.prev_chain,
-        floor.prev_store_time_ms,
-    ]
-
-
-def floor_from_state(value: list[int]) -> Anchor:
-    """Return the floor that `floor_to_state` wrote."""
-    return Anchor(*value)
 
 
 def state_record(change: StateChange) -> StateRecord:

@@ -1,59 +1,33 @@
 """The tables that applied entries build up: everything a broker knows besides the messages.
 
-Apply marks the rows that change, `dledger.state.snapshot` takes the marks and copies these rows: a
-copy costs what changed, not what there is.
+A new replicated table is its form beside its rows, and one field of `StateTables`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from copy import copy
+from dataclasses import dataclass, field, fields, is_dataclass
 from heapq import heapify, heappop, heappush
 from itertools import takewhile
-from typing import Final
+from typing import Annotated, Any, Final
+
+import msgspec
 
 from dledger.commitlog.mark import Anchor
-from dledger.state.accounts import AccountConfig
+from dledger.state.accounts import ACCOUNTS, AccountConfig
 from dledger.state.pending_timers import PendingTimers
-from dledger.state.pop import PopKey, PopRows
+from dledger.state.pop import POPS, REQUEST_MODES, PopKey, PopRow, RequestMode
 from dledger.state.producer_sessions import ProducerSessions
-from dledger.state.queue_lock import LockKey, QueueLock
-from dledger.state.topics import SubscriptionGroupConfig, TopicConfig
+from dledger.state.queue_lock import QUEUE_LOCKS, LockKey, QueueLock
+from dledger.state.table import Form, Table
+from dledger.state.topics import (
+    SUBSCRIPTION_GROUPS,
+    TOPICS,
+    SubscriptionGroupConfig,
+    TopicConfig,
+)
 from dledger.state.transactions import TransactionTable
-
-
-@dataclass(slots=True)
-class Marks:
-    """Keys of changed rows, deleted ones included. A topic stands for all its queues."""
-
-    topics: set[str] = field(default_factory=set)
-    groups: set[str] = field(default_factory=set)
-    offsets: set[tuple[str, str]] = field(default_factory=set)
-    queues: set[str] = field(default_factory=set)
-    locks: set[LockKey] = field(default_factory=set)
-    halves: dict[int, None] = field(default_factory=dict)
-    """Half messages begun, checked or decided, in the order of the log."""
-    decided: list[int] = field(default_factory=list)
-    timer_pieces: set[int] = field(default_factory=set)
-    recalled: list[int] = field(default_factory=list)
-    pops: set[PopKey] = field(default_factory=set)
-    accounts: set[str] = field(default_factory=set)
-
-    def __len__(self) -> int:
-        return (
-            len(self.topics)
-            + len(self.groups)
-            + len(self.offsets)
-            + len(self.queues)
-            + len(self.locks)
-            + len(self.halves)
-            + len(self.decided)
-            + len(self.timer_pieces)
-            + len(self.recalled)
-            + len(self.pops)
-            + len(self.accounts)
-        )
-
 
 QueueKey = tuple[str, int]
 """Topic and queue id."""
@@ -66,53 +40,35 @@ TOPIC_CHANGES_KEPT: Final = 4_096
 sent all topics."""
 
 
-@dataclass(slots=True)
-class QueueBounds:
+class QueueBounds(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     """Offsets of one consume queue: messages ``min_offset`` … ``max_offset - 1`` are there."""
 
     min_offset: int = 0
     max_offset: int = 0
-    first_position: int = field(default=0, compare=False)
-    """No message that is kept stands before it in the log; 0: not known. Only saves work."""
+
+
+CONSUMER_OFFSETS: Final = Form[OffsetKey, dict[int, int]](
+    "consumer_offsets", OffsetKey, dict[int, int], copied=dict
+)
+"""Committed offsets by queue id."""
+DELAY_PROGRESS: Final = Form[int, int]("delay_progress", int, int)
+QUEUES: Final = Form[QueueKey, QueueBounds]("queues", QueueKey, QueueBounds, copied=copy)
+FIRST_POSITIONS: Final = Form[QueueKey, int](
+    "first_positions", QueueKey, Annotated[int, msgspec.Meta(ge=0)], is_hint=True
+)
 
 
 @dataclass(slots=True)
-class StateTables:
-    """Applied state of one replica. Equal on all replicas that applied the same entries.
-
-    Changed by `apply_entry` and `load` alone; everybody else reads. Built-in topics and groups
-    come from the group's own settings and are overlaid by what the log has.
-    """
-
-    builtin_topics: Mapping[str, TopicConfig] = field(default_factory=dict)
-    builtin_groups: Mapping[str, SubscriptionGroupConfig] = field(default_factory=dict)
-
-    topics: dict[str, TopicConfig] = field(default_factory=dict)
-    subscription_groups: dict[str, SubscriptionGroupConfig] = field(default_factory=dict)
-    consumer_offsets: dict[OffsetKey, dict[int, int]] = field(default_factory=dict)
-    delay_progress: dict[int, int] = field(default_factory=dict)
-    timers: PendingTimers = field(default_factory=PendingTimers)
-    queues: dict[QueueKey, QueueBounds] = field(default_factory=dict)
-    producers: ProducerSessions = field(default_factory=ProducerSessions)
-    transactions: TransactionTable = field(default_factory=TransactionTable)
+class Counters:
+    """What is no table, and small whatever there is."""
 
     floor: Anchor = field(default_factory=Anchor)
     """Where the kept log begins: what stands before it may be removed on any replica."""
-
-    queue_locks: dict[LockKey, QueueLock] = field(default_factory=dict)
-    """Grants that stand: queue by queue, its holder and the token."""
     queue_locks_index: int = 0
-    """Index of the newest applied change of them."""
-
-    pops: PopRows = field(default_factory=dict)
-    """Messages that are out by POP."""
+    """Index of the newest applied change of queue locks."""
     pop_index: int = 0
-    """Index of the newest applied change of them."""
-    request_modes: dict[str, dict[str, list[str | int]]] = field(default_factory=dict)
-    """Topic → consumer group → mode and share of its consumers."""
+    """Index of the newest applied change of messages that are out by POP."""
 
-    accounts: dict[str, AccountConfig] = field(default_factory=dict, repr=False)
-    """Accounts by access key; those of a member's file are not among them."""
     white_addresses: str = ""
     """From there no request needs a signature; patterns with ``,`` between them."""
     access_counter: int = 0
@@ -136,8 +92,45 @@ class StateTables:
     applied_end_position: int = 0
     last_store_time_ms: int = 0
 
-    marks: Marks = field(default_factory=Marks, compare=False, repr=False)
-    """What changed since the tables were last copied."""
+
+@dataclass(slots=True)
+class StateTables(Counters):
+    """Applied state of one replica. Equal on all replicas that applied the same entries.
+
+    Changed by `apply_entry` and `load` alone; everybody else reads. Built-in topics and groups
+    come from the group's own settings and are overlaid by what the log has.
+    """
+
+    builtin_topics: Mapping[str, TopicConfig] = field(default_factory=dict)
+    builtin_groups: Mapping[str, SubscriptionGroupConfig] = field(default_factory=dict)
+
+    topics: Table[str, TopicConfig] = field(default_factory=TOPICS.table)
+    subscription_groups: Table[str, SubscriptionGroupConfig] = field(
+        default_factory=SUBSCRIPTION_GROUPS.table
+    )
+    consumer_offsets: Table[OffsetKey, dict[int, int]] = field(
+        default_factory=CONSUMER_OFFSETS.table
+    )
+    delay_progress: Table[int, int] = field(default_factory=DELAY_PROGRESS.table)
+    timers: PendingTimers = field(default_factory=PendingTimers)
+    queues: Table[QueueKey, QueueBounds] = field(default_factory=QUEUES.table)
+    first_positions: Table[QueueKey, int] = field(
+        default_factory=FIRST_POSITIONS.table, compare=False, repr=False
+    )
+    """No message of the queue that is kept stands before it in the log; 0: not known."""
+    producers: ProducerSessions = field(default_factory=ProducerSessions)
+    transactions: TransactionTable = field(default_factory=TransactionTable)
+    queue_locks: Table[LockKey, QueueLock] = field(default_factory=QUEUE_LOCKS.table)
+    """Grants that stand: queue by queue, its holder and the token."""
+    pops: Table[PopKey, PopRow] = field(default_factory=POPS.table)
+    """Messages that are out by POP."""
+    request_modes: Table[tuple[str, str], RequestMode] = field(default_factory=REQUEST_MODES.table)
+    """By topic and consumer group."""
+    accounts: Table[str, AccountConfig] = field(default_factory=ACCOUNTS.table)
+    """Accounts by access key; those of a member's file are not among them."""
+
+    tables: tuple[Table[Any, Any], ...] = field(init=False, compare=False, repr=False)
+    """All tables, those in the fields of fields too."""
 
     queues_of: dict[str, dict[int, QueueBounds]] = field(init=False, compare=False, repr=False)
     """The same bounds by topic; no topic without a queue."""
@@ -159,13 +152,24 @@ class StateTables:
     position by now means nothing."""
 
     def __post_init__(self) -> None:
+        self.tables = tuple(_tables_in(self))
+        self.index()
+
+    @property
+    def changed_count(self) -> int:
+        """How many rows changed since the tables were last copied."""
+        return sum(len(table.changed) for table in self.tables)
+
+    def index(self) -> None:
+        """Make what is found from the rows, after they were loaded."""
+        self.timers.count()
         self.queues_of, self.topics_of, self.groups_of = {}, {}, {}
         self.topic_changes, self.topic_changes_from = {}, self.topics_counter
         self.topics_with = {}
         for name, config in self.topics.items():
             self._note_attributes(name, None, config)
         self.by_position = [
-            (bounds.first_position, *key)
+            (self.first_positions.get(key, 0), *key)
             for key, bounds in self.queues.items()
             if bounds.max_offset > bounds.min_offset
         ]
@@ -187,7 +191,6 @@ class StateTables:
         else:
             self.topics[name] = config
         self._note_attributes(name, old, config)
-        self.marks.topics.add(name)
 
     def _note_attributes(
         self, name: str, old: TopicConfig | None, config: TopicConfig | None
@@ -226,7 +229,7 @@ class StateTables:
 
     def set_first(self, topic: str, queue_id: int, position: int) -> None:
         """Note where the first kept message of a queue stands; for apply."""
-        self.queues[topic, queue_id].first_position = position
+        self.first_positions[topic, queue_id] = position
         heappush(self.by_position, (position, topic, queue_id))
 
     def first_position_of(self, count: int) -> int | None:
@@ -253,7 +256,7 @@ class StateTables:
             bounds = self.queues.get((topic, queue_id))
             if (
                 bounds is not None
-                and bounds.first_position == first
+                and self.first_positions.get((topic, queue_id), 0) == first
                 and bounds.min_offset < bounds.max_offset
             ):
                 yield topic, queue_id, bounds
@@ -262,17 +265,16 @@ class StateTables:
         """Remove all queues of *topic*; for apply."""
         for queue_id in self.queues_of.pop(topic, ()):
             del self.queues[topic, queue_id]
-        self.marks.queues.add(topic)
+            self.first_positions.pop((topic, queue_id))
 
-    def set_offset(self, group: str, topic: str, queue_id: int, offset: int) -> None:
-        """Enter a committed offset; for apply."""
+    def set_offsets(self, group: str, topic: str, offsets: Mapping[int, int]) -> None:
+        """Enter committed offsets by queue id; for apply."""
         pair = (group, topic)
-        offsets = self.consumer_offsets.get(pair)
-        if offsets is None:
-            offsets = self.consumer_offsets[pair] = {}
+        if pair not in self.consumer_offsets:
+            self.consumer_offsets[pair] = {}
             self._note_pair(group, topic)
-        offsets[queue_id] = offset
-        self.marks.offsets.add(pair)
+        self.consumer_offsets[pair].update(offsets)
+        self.consumer_offsets.mark(pair)
 
     def drop_offsets(self, pairs: Iterable[OffsetKey]) -> None:
         """Remove the offsets of groups in topics; for apply."""
@@ -281,7 +283,6 @@ class StateTables:
             del self.consumer_offsets[pair]
             _discard(self.topics_of, group, topic)
             _discard(self.groups_of, topic, group)
-            self.marks.offsets.add(pair)
 
     def become(self, other: StateTables) -> None:
         """Take over everything from *other*; every holder of these tables sees the new state."""
@@ -306,13 +307,8 @@ class StateTables:
 
     @property
     def row_count(self) -> int:
-        """How many rows there are of what there may be a hundred thousand of."""
-        return (
-            len(self.topics)
-            + len(self.queues)
-            + len(self.subscription_groups)
-            + len(self.consumer_offsets)
-        )
+        """How many rows there are."""
+        return sum(map(len, self.tables))
 
     def subscription_group(self, group: str) -> SubscriptionGroupConfig | None:
         """Return a consumer group's configuration, or None when it is unknown."""
@@ -332,6 +328,15 @@ class StateTables:
         """Return the committed offset, or None when there is none."""
         offsets = self.consumer_offsets.get((group, topic))
         return None if offsets is None else offsets.get(queue_id)
+
+
+def _tables_in(value: Any) -> Iterator[Table[Any, Any]]:
+    for each in fields(value):
+        part = getattr(value, each.name, None)
+        if isinstance(part, Table):
+            yield part
+        elif is_dataclass(part):
+            yield from _tables_in(part)
 
 
 def _discard(table: dict[str, set[str]], key: str, value: str) -> None:

@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
+from typing import Any, Final
+
+import msgspec
 
 from dledger.commitlog.properties import reply_topic
+from dledger.state.table import Form
 
 # ---------------------------------------------------------------------------------- configurations
 
@@ -24,8 +26,7 @@ PERM_WRITE = 2
 PERM_INHERIT = 1
 
 
-@dataclass(frozen=True, slots=True)
-class TopicConfig:
+class TopicConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Queues and permission of one topic."""
 
     topic: str
@@ -35,7 +36,7 @@ class TopicConfig:
     topic_filter_type: str = "SINGLE_TAG"
     topic_sys_flag: int = 0
     order: bool = False
-    attributes: Mapping[str, str] = field(default_factory=dict)
+    attributes: Mapping[str, str] = msgspec.field(default_factory=dict)
 
     @property
     def queue_nums(self) -> int:
@@ -57,27 +58,8 @@ class TopicConfig:
         """Whether missing topics may be created after this one."""
         return bool(self.perm & PERM_INHERIT)
 
-    def to_state(self) -> dict[str, Any]:
-        """Return the CBOR form of a state record."""
-        return {
-            "topic": self.topic,
-            "read_queue_nums": self.read_queue_nums,
-            "write_queue_nums": self.write_queue_nums,
-            "perm": self.perm,
-            "topic_filter_type": self.topic_filter_type,
-            "topic_sys_flag": self.topic_sys_flag,
-            "order": self.order,
-            "attributes": dict(self.attributes),
-        }
 
-    @classmethod
-    def from_state(cls, value: dict[str, Any]) -> TopicConfig:
-        """Read what `to_state` made."""
-        return cls(**value)
-
-
-@dataclass(frozen=True, slots=True)
-class SubscriptionGroupConfig:
+class SubscriptionGroupConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What the broker knows about a consumer group before it meets one of its members."""
 
     group_name: str
@@ -92,36 +74,15 @@ class SubscriptionGroupConfig:
     notify_consumer_ids_changed_enable: bool = True
     group_sys_flag: int = 0
     consume_timeout_minute: int = 15
-    attributes: Mapping[str, str] = field(default_factory=dict)
+    attributes: Mapping[str, str] = msgspec.field(default_factory=dict)
     retry_policy: Mapping[str, Any] | None = None
     """Kept for queries, and for proxies: their push consumers change invisible times by it."""
 
-    def to_state(self) -> dict[str, Any]:
-        """Return the CBOR form of a state record."""
-        state: dict[str, Any] = {
-            "group_name": self.group_name,
-            "consume_enable": self.consume_enable,
-            "consume_from_min_enable": self.consume_from_min_enable,
-            "consume_broadcast_enable": self.consume_broadcast_enable,
-            "consume_message_orderly": self.consume_message_orderly,
-            "retry_queue_nums": self.retry_queue_nums,
-            "retry_max_times": self.retry_max_times,
-            "broker_id": self.broker_id,
-            "which_broker_when_consume_slowly": self.which_broker_when_consume_slowly,
-            "notify_consumer_ids_changed_enable": self.notify_consumer_ids_changed_enable,
-            "group_sys_flag": self.group_sys_flag,
-            "consume_timeout_minute": self.consume_timeout_minute,
-            "attributes": dict(self.attributes),
-        }
-        if self.retry_policy is not None:
-            state["retry_policy"] = dict(self.retry_policy)
-        return state
 
-    @classmethod
-    def from_state(cls, value: dict[str, Any]) -> SubscriptionGroupConfig:
-        """Read what `to_state` made."""
-        return cls(**value)
-
+TOPICS: Final = Form[str, TopicConfig]("topics", str, TopicConfig)
+SUBSCRIPTION_GROUPS: Final = Form[str, SubscriptionGroupConfig](
+    "subscription_groups", str, SubscriptionGroupConfig
+)
 
 # ---------------------------------------------------------------------------------- names
 
@@ -158,7 +119,8 @@ FLOOR_QUEUE = 4
 TRANSACTIONS_QUEUE = 5
 POP_QUEUE = 6
 QUEUE_LOCKS_QUEUE = 8
-PRODUCER_SESSIONS_QUEUE = 10
+PRODUCERS_OPENED_QUEUE = 10
+PRODUCER_SENDS_QUEUE = 11
 TIMERS_QUEUE = 12
 QUEUE_FLOORS_QUEUE = 13
 ACCESS_QUEUE = 14

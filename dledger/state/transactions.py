@@ -8,21 +8,17 @@ Spec: docs/internals/state.md, section 5.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from dataclasses import dataclass, field
 from enum import IntEnum, unique
 from typing import Final, NamedTuple
 
-import numpy as np
-
 from dledger.commitlog.errors import InvariantBroken
+from dledger.state.table import Form, Table
 
 DECISIONS_KEPT: Final = 65_536
 """Newest decisions that are remembered, so that a decision sent twice is answered as the first
 time: about a minute of a thousand transactions a second. Part of the state: all replicas forget
 the same."""
-
-_OPEN_FIELDS: Final = 5
 
 
 @unique
@@ -48,13 +44,19 @@ class OpenHalf(NamedTuple):
     """Store time of the newest of these checks."""
 
 
+OPEN_HALVES: Final = Form[int, OpenHalf]("open_halves", int, OpenHalf)
+DECISIONS: Final = Form[int, TransactionDecision](
+    "decisions", int, TransactionDecision, in_order=True
+)
+
+
 @dataclass(slots=True)
 class TransactionTable:
     """What is known of half messages by their queue offset; changed by `apply_entry` alone."""
 
-    open: dict[int, OpenHalf] = field(default_factory=dict)
+    open: Table[int, OpenHalf] = field(default_factory=OPEN_HALVES.table)
     """In the order of the log: the first one holds the oldest bytes."""
-    decided: OrderedDict[int, TransactionDecision] = field(default_factory=OrderedDict)
+    decided: Table[int, TransactionDecision] = field(default_factory=DECISIONS.table)
     """The newest `DECISIONS_KEPT`, in the order they were taken."""
 
     def begin(self, half_offset: int, phy_offset: int, store_time_ms: int) -> None:
@@ -83,21 +85,9 @@ class TransactionTable:
                 + ("not open" if known is None else f"decided as {known.name}")
             )
         self.decided[half_offset] = decision
-        if len(self.decided) > DECISIONS_KEPT:
-            self.decided.popitem(last=False)
+        self.decided.drop_oldest(DECISIONS_KEPT)
 
     @property
     def oldest_position(self) -> int | None:
         """Where the oldest open half message stands in the log; None without any."""
         return next((half.phy_offset for half in self.open.values()), None)
-
-    @classmethod
-    def from_state(cls, value: dict[str, bytes]) -> TransactionTable:
-        """Return the table in a snapshot: rows of big-endian integers, in the table's order."""
-        rows = np.frombuffer(value["open"], ">i8").reshape(-1, _OPEN_FIELDS)
-        offsets = np.frombuffer(value["decided"], ">i8")
-        decisions = map(TransactionDecision, value["decisions"])
-        return cls(
-            {row[0]: OpenHalf(*row[1:]) for row in rows.tolist()},
-            OrderedDict(zip(offsets.tolist(), decisions, strict=True)),
-        )

@@ -26,20 +26,20 @@ from typing import Final
 import trio
 import trio.testing
 
-from dledger.broker import Broker, serve_broker
+from dledger.broker import Broker, World, serve_broker
 from dledger.cli.local_cluster import LocalCluster, local_cluster
 from dledger.cli.ports import free_ports
 from dledger.client.admin.admin import Admin
 from dledger.client.connect import connect
 from dledger.client.core.client_instance import ClientConfig, ClientInstance
 from dledger.commitlog.disk import OsDisk
-from dledger.config import BrokerConfig, load_config
-from dledger.namesrv.config import load_config as load_namesrv_config
+from dledger.namesrv.config import NamesrvConfig
 from dledger.namesrv.server import serve_namesrv
 from dledger.remoting.log import brokers_log_here
 from dledger.remoting.machine import AdaptiveExecutor, SystemRng
 from dledger.remoting.seams import Rng
 from dledger.remoting.tcp import TcpNetwork
+from dledger.settings.config import BrokerConfig, load_config
 from dledger.testing.doubles import PartedNetwork, Partition, VirtualClock
 
 # ---------------------------------------------------------------------------------- in this process
@@ -213,11 +213,13 @@ class EmbeddedCluster:
     async def _serve(self, member: _Member, task_status: trio.TaskStatus[Broker]) -> None:
         await serve_broker(
             member.config,
-            clock=self._clock,
-            rng=member.rng,
-            network=PartedNetwork(member.name, self._partition, TcpNetwork()),
-            disk=OsDisk(),
-            executor=AdaptiveExecutor(),
+            World(
+                self._clock,
+                member.rng,
+                PartedNetwork(member.name, self._partition, TcpNetwork()),
+                OsDisk(),
+                AdaptiveExecutor(),
+            ),
             stop=member.stop,
             task_status=task_status,
         )
@@ -276,7 +278,7 @@ async def _running(
 ) -> AsyncIterator[EmbeddedCluster]:
     clock, partition = VirtualClock.from_today(), Partition()
     async with trio.open_nursery() as nursery:
-        namesrv = load_namesrv_config(
+        namesrv = NamesrvConfig.load(
             options={
                 "server.listen_port": 0,
                 "namesrv.kv_config_path": str(base / "kvConfig.json"),

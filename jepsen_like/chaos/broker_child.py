@@ -17,10 +17,10 @@ from typing import Final
 import trio
 
 from dledger.cli.broker_command import serve_process
-from dledger.config import load_config
 from dledger.remoting.machine import TrioClock
 from dledger.remoting.seams import Clock
-from dledger.remoting.settings import ConfigFile
+from dledger.settings.config import load_config
+from dledger.settings.schema import ConfigFile
 
 # ---------------------------------------------------------------------------------- its clock
 

@@ -44,7 +44,7 @@ from dledger.jepsen_like.report.run_folder import RESULT_FILE, read_result
 from dledger.jepsen_like.report.wording import many
 from dledger.jepsen_like.workloads.clients import WorkloadClients
 from dledger.output import CliError, ExitCode, addresses, note, print_table
-from dledger.settings_text import parse_delay_levels
+from dledger.settings.text import parse_delay_levels
 
 # ---------------------------------------------------------------------------------- options
 

@@ -29,7 +29,7 @@ from dledger.jepsen_like.history.operation import (
 from dledger.jepsen_like.plans.plan import Kind, decode_plan
 from dledger.jepsen_like.report.series import columns_of, counts_of, percentile, skipped_of
 from dledger.jepsen_like.report.wording import many
-from dledger.settings_text import parse_delay_levels
+from dledger.settings.text import parse_delay_levels
 
 # ---------------------------------------------------------------------------------- logs of brokers
 

@@ -13,16 +13,15 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any, Final, Literal
 
 import trio
 
-from dledger.broker import open_replica
 from dledger.commitlog.disk import OsDisk
 from dledger.commitlog.errors import MQError
-from dledger.config import load_config
 from dledger.jepsen_like.chaos import loop_disk, namespaces
 from dledger.jepsen_like.chaos.cluster import (
     CLIENTS,
@@ -51,7 +50,10 @@ from dledger.jepsen_like.workloads.producers import due_within_s
 from dledger.jepsen_like.workloads.push_groups import PushGroup
 from dledger.jepsen_like.workloads.through import Through
 from dledger.jepsen_like.workloads.transactions import PATIENCE_S
-from dledger.remoting.settings import ConfigFile
+from dledger.settings.config import load_config
+from dledger.settings.parts import empty_tables
+from dledger.settings.schema import ConfigFile
+from dledger.store import ReplicaStore
 
 READERS: Final = "readers"
 LAST_READER: Final = "last-reader"
@@ -408,7 +410,7 @@ def read_replicas(
         options = {"store.path_root_dir": str(stores[name])} if stores else {}
         config = load_config([ConfigFile.read(path)], options=options)
         try:
-            store = open_replica(config, OsDisk())
+            store = ReplicaStore(OsDisk(), config.store, partial(empty_tables, config))
         except MQError as error:
             unreadable += read_replica(f"{name} ({error})", None, history, now_ns)
             continue

@@ -106,7 +106,6 @@ class Checks:
         world = self._world
         if (
             node.is_trusted
-            and group.store.settings.root
             and journal.last_index < node.seen_commit
             and group.node.settings.sync_flush
         ):

@@ -11,9 +11,9 @@ from typing import Protocol
 import trio
 
 from dledger.broker import Broker, serve_broker
+from dledger.broker import World as BrokerWorld
 from dledger.client.core.client_instance import ClientConfig, ClientInstance
 from dledger.commitlog.entry_log import EntryLog
-from dledger.config import BrokerConfig
 from dledger.group import Group
 from dledger.jepsen_like.simulation.machine import MachineWorld, Node, Process
 from dledger.jepsen_like.simulation.platter import KEY_INDEX, QUEUES
@@ -24,6 +24,7 @@ from dledger.namesrv.name_server import NameServer, RouteCache
 from dledger.namesrv.route_table import RouteInfoManager
 from dledger.namesrv.server import serve_namesrv
 from dledger.remoting.protocol.signature import Credentials
+from dledger.settings.config import BrokerConfig
 
 
 class NodeWorld(MachineWorld, Protocol):
@@ -173,15 +174,17 @@ class BrokerNode(Node):
     ) -> None:
         await serve_broker(
             self.config,
-            clock=process.clock,
-            rng=process.rng,
-            network=process.network,
-            disk=process.mount,
-            executor=process.executor,
+            BrokerWorld(
+                process.clock,
+                process.rng,
+                process.network,
+                process.mount,
+                process.executor,
+                pid=self.number * 1000 + process.number,
+                timer_load_units=self.world.settings.timer_load_units,
+            ),
             stop=stop,
-            pid=self.number * 1000 + process.number,
             sessions_max=self.world.settings.sessions_max,
-            timer_load_units=self.world.settings.timer_load_units,
             task_status=task_status,
         )
 

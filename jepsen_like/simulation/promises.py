@@ -140,7 +140,9 @@ def certain_vote(node: BrokerNode, group: Group) -> tuple[int, str | None]:
 
 def _is_doubtful(node: BrokerNode, group: Group, begin: int, end: int) -> bool:
     store = group.store
-    return is_doubtful(node.disk, store.paths, store.log, store.settings.segment_bytes, begin, end)
+    return is_doubtful(
+        node.disk, store.paths, store.log, store.settings.mapped_file_size_commit_log, begin, end
+    )
 
 
 def is_doubtful(
@@ -413,7 +415,7 @@ class DiskCopies:
             frame, position = bytes(log.frame(index)), log.position_at(index)
         except (MQError, OSError):
             return True  # not to be read here: there is nothing to compare with
-        base = segment_base(position, group.store.settings.segment_bytes)
+        base = segment_base(position, group.store.settings.mapped_file_size_commit_log)
         path = group.store.paths.segment(base)
         inode = other.disk.names.get(path)
         start, end = position - base, position - base + len(frame)

@@ -14,14 +14,13 @@ times                each search by time finds the offset that its message has
 
 Tables are compared as plain values (`digests_by_field`). A snapshot is what the product chooses to
 keep; a field that it forgets is missing on both sides of a comparison of snapshots. So this walk
-asks each object for its own fields: those of a dataclass that count in comparisons, those of a
-`msgspec.Struct`, and all slots of any other class.
+asks each object for its own fields: those of a dataclass that count in comparisons, and those of a
+`msgspec.Struct`.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
 from enum import Enum
@@ -31,7 +30,6 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
-from dledger.broker_settings import delays_of_levels
 from dledger.commitlog.derive import derive_plain
 from dledger.commitlog.entry import EntryHeader, parse_header, verify_frame
 from dledger.commitlog.errors import CorruptEntryError, MQError
@@ -47,8 +45,10 @@ from dledger.commitlog.record import SYS_FLAG_ROLLBACK, SYS_FLAG_TRANSACTION_MAS
 from dledger.group import Group
 from dledger.jepsen_like.simulation.node import BrokerNode, CheckedWorld
 from dledger.processors.store_times import search_offset
+from dledger.settings.text import delays_of_levels
 from dledger.state.apply import apply_entry, raise_min_offsets
 from dledger.state.producer_sessions import ProducerSessions
+from dledger.state.table import Table
 from dledger.state.tables import QueueBounds, QueueKey, StateTables
 
 UNIT_BYTES: Final = UNIT_DTYPE.itemsize
@@ -245,12 +245,6 @@ class ReferenceReplica:
         self._world.violate("derived", f"{node.name}: {text}")
 
 
-WORKING_SLOTS: Final = frozenset({("ProducerSessions", "_touched")})
-"""Slots that hold what a replica has still to copy, and no state."""
-
-KEEPS_ORDER: Final = frozenset({("ProducerSessions", "_sessions"), ("PendingTimers", "_recalled")})
-"""Mappings whose oldest item goes first: their order is state."""
-
 FROM_SETTINGS: Final = frozenset({"builtin_topics", "builtin_groups"})
 """Fields that no entry changes."""
 
@@ -280,7 +274,7 @@ def plain(value: Any) -> Any:
         return value
     if isinstance(value, (bytearray, memoryview)):
         return bytes(value)
-    if isinstance(value, OrderedDict):
+    if isinstance(value, Table) and value.form.in_order:
         return tuple((plain(key), plain(item)) for key, item in value.items())
     if isinstance(value, Mapping):
         return tuple(sorted(((plain(key), plain(item)) for key, item in value.items()), key=repr))
@@ -294,20 +288,10 @@ def plain(value: Any) -> Any:
 
 
 def _fields_of(value: Any) -> list[tuple[str, Any]]:
-    kind = type(value).__name__
     if is_dataclass(value):
         names = [field.name for field in fields(value) if field.compare]
     elif isinstance(value, msgspec.Struct):
         names = list(value.__struct_fields__)
     else:
-        names = [name for cls in type(value).__mro__ for name in getattr(cls, "__slots__", ())]
-        if not names or hasattr(value, "__dict__"):
-            raise TypeError(f"no rule for the fields of a {kind}")
-    found: list[tuple[str, Any]] = []
-    for name in names:
-        item = getattr(value, name)
-        if (kind, name) in KEEPS_ORDER:
-            found.append((name, plain(list(item.items()))))
-        elif (kind, name) not in WORKING_SLOTS:
-            found.append((name, plain(item)))
-    return found
+        raise TypeError(f"no rule for the fields of a {type(value).__name__}")
+    return [(name, plain(getattr(value, name))) for name in names]

@@ -26,7 +26,6 @@ from typing import Any, Final, TypeVar
 import structlog
 import trio
 
-from dledger.config import BrokerConfig, load_config
 from dledger.group import Group
 from dledger.jepsen_like.seeded_rng import rng_stream
 from dledger.jepsen_like.simulation.checks import Checks
@@ -49,6 +48,7 @@ from dledger.jepsen_like.simulation.world_settings import (
     WorldSettings,
     account_files,
 )
+from dledger.settings.config import BrokerConfig, load_config
 
 T = TypeVar("T")
 

@@ -37,7 +37,7 @@ from dledger.jepsen_like.workloads.recorder import BROKER, TOPIC, Recorder, Stag
 from dledger.jepsen_like.workloads.steps import Steps
 from dledger.jepsen_like.workloads.through import Through
 from dledger.jepsen_like.workloads.transactions import Transactions
-from dledger.settings_text import parse_delay_levels
+from dledger.settings.text import parse_delay_levels
 
 SET_UP_S: Final = 120.0
 """A healthy cluster has a leader and the topic within this."""

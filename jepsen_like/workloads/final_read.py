@@ -25,7 +25,7 @@ from dledger.jepsen_like.history.operation import (
     ReplicaState,
 )
 from dledger.jepsen_like.workloads.recorder import TOPIC, value_of
-from dledger.state.image import snapshot
+from dledger.state.snapshot import snapshot
 from dledger.state.state_record import FloorChange, decode_change
 from dledger.state.tables import StateTables
 from dledger.state.topics import FLOOR_QUEUE, STATE_TOPIC

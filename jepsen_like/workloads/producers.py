@@ -42,7 +42,7 @@ from dledger.jepsen_like.workloads.recorder import (
 )
 from dledger.jepsen_like.workloads.through import Sender, Through
 from dledger.jepsen_like.workloads.transactions import Transactions
-from dledger.settings_text import parse_delay_levels
+from dledger.settings.text import parse_delay_levels
 
 SEND_TIMEOUT_S: Final = 10.0
 ATTEMPT_TIMEOUT_S: Final = 8.0

@@ -270,6 +270,30 @@ class LocalAdmin:
         )
 
 
+def processor_table(
+    accounts: AccountSource | None,
+    rules: Mapping[int, Rule],
+    local_codes: Collection[int],
+    clock: Clock,
+    rng: Rng,
+    *,
+    open_admin: bool,
+) -> tuple[ProcessorTable, AccessGate | LocalAdmin | None]:
+    """Return an empty table that is guarded as the settings of a daemon ask for, and its guard.
+
+    Args:
+        accounts: Of all that sign; None: there is no access control.
+        local_codes: Without it these come from the daemon's own machine, unless *open_admin*.
+    """
+    if accounts is not None:
+        gate = AccessGate(accounts, rules, clock, rng)
+        return guarded_table(gate), gate
+    if open_admin:
+        return ProcessorTable(None), None
+    local = LocalAdmin(local_codes)
+    return ProcessorTable(local.guard), local
+
+
 def is_loopback(host: str) -> bool:
     """Whether a peer with this address is on the daemon's own machine."""
     try:

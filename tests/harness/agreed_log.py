@@ -16,7 +16,7 @@ from dledger.commitlog.entry import KIND_RECORDS, parse_header, record_starts
 from dledger.commitlog.mark import Anchor
 from dledger.commitlog.properties import get_property
 from dledger.commitlog.record import checked_body, decode_record
-from dledger.state.image import snapshot
+from dledger.state.snapshot import snapshot
 from dledger.state.state_record import (
     FloorChange,
     QueueFloorsChange,

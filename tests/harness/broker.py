@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import random
 from collections.abc import Awaitable
+from dataclasses import fields
 from typing import Any, TypeVar
 
-from msgspec import Struct, structs
-
-from dledger.broker_settings import BrokerSettings, ReadLimits
 from dledger.commitlog.errors import MQError
 from dledger.processors.answers import refusal
 from dledger.processors.wiring import BrokerProcessors, ProcessorSeams
 from dledger.remoting.processor import DEFERRED, Answered
 from dledger.remoting.protocol.command import RemotingCommand, request
 from dledger.services.pending_configs import KnownGroups
-from dledger.settings_tables import BrokerTable, StoreTable
+from dledger.settings.parts import BrokerSettings, ReadLimits
+from dledger.settings.tables import BrokerTable, StoreTable
 from dledger.state.state_record import TopicsChange, state_batch
 from dledger.state.topics import TopicConfig
 from dledger.testing.doubles import InlineExecutor, ManualClock, VirtualClock
@@ -35,7 +34,7 @@ def topic_fields(queues: int = 1, **changes: Any) -> dict[str, str]:
     return {key: str(value) for key, value in values.items()}
 
 
-T = TypeVar("T", bound=Struct)
+T = TypeVar("T", BrokerTable, StoreTable)
 
 
 async def later(
@@ -53,7 +52,7 @@ async def later(
 
 def _table(kind: type[T], defaults: dict[str, Any], settings: dict[str, Any]) -> T:
     """Return a table of the settings that it has; they are taken out of *settings*."""
-    named = {field.name for field in structs.fields(kind)}
+    named = {field.name for field in fields(kind)}
     chosen = {name: settings.pop(name) for name in list(settings) if name in named}
     return kind(**{name: value for name, value in defaults.items() if name in named} | chosen)
 
@@ -75,13 +74,12 @@ class Broker:
             STORE_HOST,
             broker,
             store,
-            LEVELS_MS,
             bulk_pull_limits=ReadLimits(1000, 100_000),
             max_held_pulls=10,
             **settings,
         )
-        seams = ProcessorSeams(clock, random.Random(1), self.executor, pid=7)
-        self.processors = BrokerProcessors(group, self.settings, seams, broker)
+        self.seams = ProcessorSeams(clock, random.Random(1), self.executor, pid=7)
+        self.processors = BrokerProcessors(group, self.settings, self.seams)
         self.connection = FakeConnection()
 
     def handle(self, command: RemotingCommand, connection: FakeConnection | None = None) -> Any:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import random
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import trio
-from msgspec import structs
 
 from dledger.broker_errors import PendingFullError
 from dledger.commitlog.errors import DiskFullError
@@ -27,7 +27,7 @@ from dledger.remoting.protocol.outcome import outcome_of
 from dledger.services.schedule import ScheduleMessageService
 from dledger.services.timer import TimerMessageService
 from dledger.services.transaction_check import TransactionCheckService
-from dledger.settings_tables import BrokerTable, StoreTable
+from dledger.settings.tables import BrokerTable, StoreTable
 from dledger.state.topics import SCHEDULE_TOPIC, SET_ASIDE_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC
 from tests.harness.broker import LEVELS_MS, Broker
 from tests.harness.deferred_model import Message
@@ -357,7 +357,7 @@ class Deferred:
         checks = self.services[2]
         assert isinstance(checks, TransactionCheckService)
         interval_ms, most = self.rng.choice([300, 5000]), self.rng.randint(1, 4)
-        checks.settings = structs.replace(
+        checks.settings = replace(
             RULES, transaction_check_interval_ms=interval_ms, transaction_check_max=most
         )
 

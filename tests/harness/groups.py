@@ -11,15 +11,14 @@ from pathlib import Path
 
 import trio
 
-from dledger.broker_settings import StoreSettings
 from dledger.commitlog.disk import OsDisk
 from dledger.commitlog.record import decode_record, pack_host
 from dledger.commitlog.seams import Disk
 from dledger.group import Group
-from dledger.proposals import GroupSettings
 from dledger.raft.identity import GroupSecret, Identity
 from dledger.raft.settings import RaftSettings
 from dledger.remoting.seams import Executor, Network
+from dledger.settings.tables import RaftTable, StoreTable
 from dledger.state.tables import StateTables
 from dledger.store import ReplicaStore
 from dledger.testing.crash_disk import CrashDisk
@@ -71,18 +70,19 @@ class Groups:
         self.names = [f"n{number}" for number in range(size)]
         self.replicas: dict[str, Replica] = {}
         self.skews_ms: dict[str, int] = {}
-        self.settings = GroupSettings()
+        self.settings = RaftTable(propose_timeout_ms=3_000)
+        self.sync_replication = True
         self.secrets: dict[str, GroupSecret] = {}
 
     def open_store(self, name: str) -> ReplicaStore:
         """Open the folder of a replica that does not run."""
         return ReplicaStore(
             self.disks[name],
-            StoreSettings(
-                str(self.root / name),
-                segment_bytes=SEGMENT_BYTES,
-                index_slots=1000,
-                index_entries_max=4000,
+            StoreTable(
+                path_root_dir=str(self.root / name),
+                mapped_file_size_commit_log=SEGMENT_BYTES,
+                max_hash_slot_num=1000,
+                max_index_num=4000,
             ),
             StateTables,
         )
@@ -112,6 +112,7 @@ class Groups:
             rng=self.rng,
             network=self.network_of(name),
             executor=self.executors[name],
+            sync_replication=self.sync_replication,
         )
         scope = trio.CancelScope()
 
@@ -169,7 +170,7 @@ class Groups:
 
     async def checkpointed(self) -> None:
         """Let every replica write checkpoints, and remove what they allow to be removed."""
-        await trio.sleep(3 * self.settings.checkpoint_interval_s)
+        await trio.sleep(3 * self.settings.checkpoint_interval_ms / 1000)
 
 
 @asynccontextmanager

@@ -17,7 +17,7 @@ from dledger.remoting.protocol.command import RemotingCommand
 from dledger.services.schedule import ScheduleMessageService
 from dledger.services.timer import TimerMessageService
 from dledger.services.transaction_check import TransactionCheckService
-from dledger.settings_tables import BrokerTable, StoreTable
+from dledger.settings.tables import BrokerTable, StoreTable
 from dledger.testing.doubles import VirtualClock
 from tests.harness.broker import LEVELS_MS, Broker
 from tests.harness.fake_group import SEGMENT_BYTES, FakeGroup, batch_of

@@ -10,7 +10,7 @@ from typing import Any
 import trio
 
 from dledger.registration import RegisteredBroker, Registration
-from dledger.settings_tables import ClientTable
+from dledger.settings.tables import ClientTable
 from dledger.state.state_record import TopicsChange, state_batch
 from dledger.testing.doubles import VirtualClock
 from tests.harness.fake_group import BROKER, CLUSTER, LEADER, FakeGroup

@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
-from dledger.broker_settings import StoreSettings
 from dledger.cli.log_verify import Segment
 from dledger.commitlog.consume_queue_store import MAX_OPEN_FILES
 from dledger.commitlog.disk import OsDisk
 from dledger.commitlog.entry import RecordBatch, Run, parse_header, seal_entry, seal_no_op
+from dledger.commitlog.queue_unit import UNIT_BYTES
 from dledger.commitlog.record import encode_record, pack_host
+from dledger.settings.tables import StoreTable
 from dledger.state.state_record import TopicsChange, state_batch
 from dledger.state.tables import StateTables
 from dledger.state.topics import TopicConfig
@@ -30,15 +31,15 @@ START_MS = 1_700_000_000_000
 HOST = pack_host("127.0.0.1", 10911)
 
 
-def settings(root: Path) -> StoreSettings:
+def settings(root: Path) -> StoreTable:
     """Return the sizes of a small folder."""
-    return StoreSettings(
-        str(root),
-        segment_bytes=SEGMENT_BYTES,
-        queue_file_units=16,
-        index_slots=INDEX_SLOTS,
-        index_entries_max=4 * INDEX_SLOTS,
-        delay_levels_ms=(1000, 5000),
+    return StoreTable(
+        path_root_dir=str(root),
+        mapped_file_size_commit_log=SEGMENT_BYTES,
+        mapped_file_size_consume_queue=16 * UNIT_BYTES,
+        max_hash_slot_num=INDEX_SLOTS,
+        max_index_num=4 * INDEX_SLOTS,
+        message_delay_level="1s 5s",
     )
 
 
@@ -174,8 +175,7 @@ def write_folder(
         tail: Bytes behind the last entry, as a torn write leaves them; needs *clean* off.
         queue_files: Consume queue files that may be open; units of other queues are shared.
     """
-    kept = replace(settings(root), queue_files_max=queue_files)
-    store = ReplicaStore(OsDisk(), kept, StateTables)
+    store = ReplicaStore(OsDisk(), settings(root), StateTables, queue_files_max=queue_files)
     commit = len(frames) if commit is None else commit
     for frame in frames:
         store.log.append(frame)

@@ -1,14 +1,16 @@
-"""The tables of ``docs/reference/configuration.md``: ``python -m tests.harness.settings_page``."""
+"""The settings on pages of the documentation: ``python -m tests.harness.settings_page``."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Final
 
-from dledger.settings_tables import SCHEMA
-from dledger.settings_text import IN_SYNC_KEYS, MASTER_AND_SLAVE_KEYS, REASONS, REFUSED_KEYS
+from dledger.namesrv.config import SCHEMA as NAMESRV_SCHEMA
+from dledger.settings.config import SCHEMA
+from dledger.settings.text import IN_SYNC_KEYS, MASTER_AND_SLAVE_KEYS, REASONS, REFUSED
 from tests.harness.shipped_files import ROOT
 
-PAGE: Final = ROOT / "docs" / "reference" / "configuration.md"
 BEGIN: Final = "<!-- settings -->\n"
 END: Final = "<!-- end of settings -->"
 
@@ -32,7 +34,7 @@ def settings_markdown() -> str:
         listed = ", ".join(f"`{key}`" for key in names.split())
         parts.append(f"{reason[0].upper()}{reason[1:]}: {listed}.\n\n")
     parts.append("### Refused, unless they ask for nothing\n\n")
-    parts += [f"* `{key}`: {reason}.\n" for key, reason in REFUSED_KEYS.items()]
+    parts += [f"* `{key}`: {refused.reason}.\n" for key, refused in REFUSED.items()]
     slaves = ", ".join(f"`{key}`" for key in MASTER_AND_SLAVE_KEYS)
     parts.append(
         f"* {slaves}, and `brokerRole = SLAVE`: a broker that copies another one needs"
@@ -45,12 +47,31 @@ def settings_markdown() -> str:
     return "".join(parts)
 
 
-def with_settings(text: str) -> str:
-    """Return the page with the present tables between its marks."""
-    before, _, rest = text.partition(BEGIN)
+def live_settings_markdown() -> str:
+    """Return a table of the settings that change at run time, and from when on a change counts."""
+    parts = ["\n| setting | from then on |\n|---|---|\n"]
+    for schema, where in ((SCHEMA, ""), (NAMESRV_SCHEMA, "NameServer: ")):
+        names: dict[str, list[str]] = {}
+        for setting in schema.settings.values():
+            if setting.live:
+                names.setdefault(setting.live, []).append(f"`{(*setting.keys, setting.path)[0]}`")
+        parts += [f"| {where}{', '.join(found)} | {live} |\n" for live, found in names.items()]
+    return "".join([*parts, "\n"])
+
+
+PAGES: Final[dict[Path, Callable[[], str]]] = {
+    ROOT / "docs" / "reference" / "configuration.md": settings_markdown,
+    ROOT / "docs" / "operate" / "configuration-at-run-time.md": live_settings_markdown,
+}
+
+
+def with_settings(page: Path) -> str:
+    """Return a page with the present tables between its marks."""
+    before, _, rest = page.read_text().partition(BEGIN)
     _, _, after = rest.partition(END)
-    return f"{before}{BEGIN}{settings_markdown()}{END}{after}"
+    return f"{before}{BEGIN}{PAGES[page]()}{END}{after}"
 
 
 if __name__ == "__main__":
-    PAGE.write_text(with_settings(PAGE.read_text()))
+    for page in PAGES:
+        page.write_text(with_settings(page))

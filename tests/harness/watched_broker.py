@@ -78,5 +78,5 @@ def pull(broker: Broker, topic: str, group: str, queue_id: int = 0, offset: int 
 
 
 def commit(broker: Broker, *offsets: tuple[str, str, int, int]) -> None:
-    broker.group.propose(state_batch(ConsumerOffsetsChange(offsets)), lambda _: None)
+    broker.group.propose(state_batch(ConsumerOffsetsChange.of(offsets)), lambda _: None)
     broker.group.settle()

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from dledger.commitlog.disk import OsDisk
 from dledger.commitlog.entry import Run
-from dledger.state.image import snapshot
+from dledger.state.snapshot import snapshot
 from dledger.state.state_record import (
     ConsumerOffsetsChange,
     ProducerOpenedChange,
@@ -60,7 +60,7 @@ def write(writer: Writer, producer: Producer, item: tuple[Any, ...]) -> None:
             run = Run(topic, 0, count)
             writer.batch(batch_of([bytes(note.records), *bodies], *note.runs, run))
         case ("offset", offset):
-            writer.batch(state_batch(ConsumerOffsetsChange((("g", "T", 0, offset),))))
+            writer.batch(state_batch(ConsumerOffsetsChange.of((("g", "T", 0, offset),))))
         case ("opened",):
             writer.batch(state_batch(ProducerOpenedChange(b"p" * 16)))
             producer.epoch, producer.sequence = writer.index, 0

@@ -42,8 +42,7 @@ from dledger.remoting.protocol.codes import RequestCode
 from dledger.remoting.protocol.command import SerializeType, request
 from dledger.remoting.protocol.frame import FrameDecoder, encode_command
 from dledger.remoting.protocol.headers import SendMessageHeader
-from dledger.state.image import snapshot
-from dledger.state.snapshot import load
+from dledger.state.snapshot import load, snapshot
 from dledger.state.state_record import (
     ConsumerOffsetsChange,
     DelayProgressChange,
@@ -178,18 +177,14 @@ IDENTITY = written(
     lambda disk: Identity(disk, PATHS.identity, **OWNER, rng=random.Random(1)), PATHS.identity
 )
 FORMAT = LogFormat(1 << 20, 1024)
-TABLES = StateTables(
-    builtin_topics={},
-    builtin_groups={},
-    topics={"T": TopicConfig("T", 4, 4, 6)},
-    consumer_offsets={("g", "T"): {0: 5, 1: 6}},
-    delay_progress={1: 3},
-    applied_index=9,
-)
+TABLES = StateTables(applied_index=9)
+TABLES.topics["T"] = TopicConfig("T", 4, 4, 6)
+TABLES.consumer_offsets["g", "T"] = {0: 5, 1: 6}
+TABLES.delay_progress[1] = 3
 
 
 def read_tables(data: bytes) -> None:
-    load(data, builtin_topics={}, builtin_groups={})
+    load(data)
 
 
 def read_vote(data: bytes) -> None:
@@ -210,7 +205,7 @@ def read_anchor(data: bytes) -> None:
 
 CHANGES = [
     encode_change(TopicsChange(put=(TopicConfig("T", 4, 4, 6),), delete=("U",))),
-    encode_change(ConsumerOffsetsChange((("g", "T", 0, 5), ("g", "T", 1, 6)))),
+    encode_change(ConsumerOffsetsChange.of((("g", "T", 0, 5), ("g", "T", 1, 6)))),
     encode_change(DelayProgressChange(3, 0, 4)),
 ]
 

@@ -20,10 +20,10 @@ from hypothesis import strategies as st
 from dledger.commitlog import consume_queue, consume_queue_store, shared_units
 from dledger.commitlog.errors import DiskFullError, FlushFailedError, ForeignStoreError
 from dledger.commitlog.log_reader import FlushTicket
-from dledger.commitlog.queue_unit import Units
+from dledger.commitlog.queue_unit import UNIT_BYTES, Units
 from dledger.commitlog.segment import LogFormat
 from dledger.commitlog.store_paths import StorePaths
-from dledger.state.image import snapshot
+from dledger.state.snapshot import snapshot
 from dledger.state.tables import StateTables
 from dledger.store import ReplicaStore
 from dledger.testing.crash_disk import SECTOR_BYTES, CrashDisk, no_fault
@@ -34,7 +34,12 @@ from tests.harness.replica_folders import settings as small
 
 ROOT = "/n0"
 PATHS = StorePaths(ROOT)
-SETTINGS = replace(small(Path(ROOT)), queue_file_units=8, index_slots=7, index_entries_max=30)
+SETTINGS = replace(
+    small(Path(ROOT)),
+    mapped_file_size_consume_queue=8 * UNIT_BYTES,
+    max_hash_slot_num=7,
+    max_index_num=30,
+)
 INDEX_UNITS = 16
 FOREVER_MS = 1 << 60
 STEPS = 60
@@ -65,8 +70,8 @@ class Replica:
         self.store = self.open()
 
     def open(self) -> ReplicaStore:
-        kept = replace(SETTINGS, queue_files_max=self.rng.choice((1, 2, 200)))
-        return ReplicaStore(self.disk, kept, StateTables)
+        files = self.rng.choice((1, 2, 200))
+        return ReplicaStore(self.disk, SETTINGS, StateTables, queue_files_max=files)
 
     @property
     def last(self) -> int:
@@ -299,7 +304,9 @@ class Replica:
         before = {path: bytes(file.content) for path, file in self.disk.files.items()}
         self.disk._locks.clear()
         with pytest.raises(ForeignStoreError):
-            ReplicaStore(self.disk, replace(SETTINGS, segment_bytes=8192), StateTables)
+            ReplicaStore(
+                self.disk, replace(SETTINGS, mapped_file_size_commit_log=8192), StateTables
+            )
         after = {path: bytes(file.content) for path, file in self.disk.files.items()}
         assert after == before
         self.kill()

@@ -27,13 +27,13 @@ from typing import Any
 
 import pytest
 
-from dledger.broker_settings import StoreSettings
+from dledger.commitlog.consume_queue_store import MAX_OPEN_FILES
 from dledger.commitlog.errors import CorruptStoreError, ForeignStoreError
 from dledger.commitlog.mark import SLOT_HEADER_BYTES, SLOT_STRIDE_BYTES
 from dledger.commitlog.store_paths import StorePaths
 from dledger.raft.identity import Identity
 from dledger.raft.journal import TermVote, load_term_vote
-from dledger.state.image import snapshot
+from dledger.state.snapshot import snapshot
 from dledger.state.state_record import FloorChange, state_batch
 from dledger.state.tables import StateTables
 from dledger.store import ReplicaStore
@@ -61,7 +61,7 @@ class Folder:
 
     frames: list[bytes]
     """The log; all that the replica holds of it may be acknowledged."""
-    kept: StoreSettings = field(default_factory=lambda: settings(Path(ROOT)))
+    queue_files: int = MAX_OPEN_FILES
     disk: CrashDisk = field(default_factory=CrashDisk)
     older: dict[str, bytes] = field(default_factory=dict)
     """Small files as they were before the newest change."""
@@ -70,7 +70,9 @@ class Folder:
         """Start once more with what the last process wrote."""
         self.disk = self.disk.copy()
         self.disk.fault = self.keep_older
-        return ReplicaStore(self.disk, self.kept, StateTables)
+        return ReplicaStore(
+            self.disk, settings(Path(ROOT)), StateTables, queue_files_max=self.queue_files
+        )
 
     def keep_older(self, kind: str, path: str) -> None:
         if kind in ("write", "replace") and path in self.disk.files:
@@ -134,7 +136,7 @@ def stopped() -> Folder:
 
 def sharing() -> Folder:
     """Queues whose units stand in a file that all of them share."""
-    folder = Folder(usual(40).frames, replace(settings(Path(ROOT)), queue_files_max=1))
+    folder = Folder(usual(40).frames, queue_files=1)
     begun(folder, folder.frames)
     return folder
 
@@ -257,7 +259,7 @@ class Found:
 
 def find(folder: Folder, disk: CrashDisk) -> Found:
     """Start with *disk* and apply all that the log has, as a leader would have it done."""
-    store = ReplicaStore(disk, folder.kept, StateTables)
+    store = ReplicaStore(disk, settings(Path(ROOT)), StateTables)
     voted = load_term_vote(store.vote_slots, has_taken_part=store.log.end_position > 0)
     identity = Identity(disk, PATHS.identity, **OWNER, rng=random.Random(2))
     log, last = store.log, len(folder.frames)

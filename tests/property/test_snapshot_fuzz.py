@@ -11,8 +11,7 @@ import cbor2
 import pytest
 
 from dledger.commitlog.errors import CorruptStoreError, ForeignStoreError
-from dledger.state.image import snapshot
-from dledger.state.snapshot import framed
+from dledger.state.snapshot import framed, snapshot
 from tests.harness.extent import examples
 from tests.harness.groups import running_groups
 from tests.harness.raft_cluster import batch

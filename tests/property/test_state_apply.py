@@ -14,25 +14,22 @@ from dledger.commitlog.record import encode_record
 from dledger.proposals import PendingQueueOffsets
 from dledger.state.accounts import AccessChange, AccountConfig
 from dledger.state.apply import apply_entry
-from dledger.state.image import snapshot
-from dledger.state.snapshot import load
+from dledger.state.snapshot import load, snapshot
 from dledger.state.state_record import (
     ConsumerOffsetsChange,
     DelayProgressChange,
-    StateChange,
     SubscriptionGroupsChange,
     TopicsChange,
     state_batch,
 )
+from dledger.state.table import StateChange
 from dledger.state.tables import StateTables
 from dledger.state.topics import (
     SubscriptionGroupConfig,
     TopicConfig,
-    builtin_groups,
-    builtin_topics,
 )
 from tests.harness.extent import examples
-from tests.harness.fake_group import BROKER, CLUSTER, STORE_HOST, batch_of
+from tests.harness.fake_group import STORE_HOST, batch_of, empty_tables
 
 TOPICS = st.sampled_from(["T", "U", "SCHEDULE_TOPIC_XXXX", "%RETRY%g"])
 GROUPS = st.sampled_from(["g", "h"])
@@ -61,7 +58,7 @@ groups_change = st.builds(
 )
 offsets_change = st.lists(
     st.tuples(GROUPS, TOPICS, QUEUES, st.integers(0, 1 << 40)), min_size=1, max_size=5
-).map(lambda items: ConsumerOffsetsChange(tuple(items)))
+).map(lambda items: ConsumerOffsetsChange.of(tuple(items)))
 account = st.builds(
     AccountConfig,
     st.sampled_from(["account-a", "account-b", "account-c"]),
@@ -118,8 +115,10 @@ class Model:
             for name in change.delete:
                 self.groups.pop(name, None)
         elif isinstance(change, ConsumerOffsetsChange):
-            for group_name, topic, queue_id, offset in change.offsets:
-                self.offsets[group_name, topic, queue_id] = offset
+            for group_name, topics in change.offsets.items():
+                for topic, queues in topics.items():
+                    for queue_id, offset in queues.items():
+                        self.offsets[group_name, topic, queue_id] = offset
         elif isinstance(change, DelayProgressChange):
             self.progress[change.level] = change.to_offset
         elif isinstance(change, AccessChange):
@@ -174,11 +173,7 @@ def batch_for(model: Model, item: Any) -> RecordBatch:
 @settings(max_examples=examples(60), deadline=None)
 @given(st.lists(st.lists(step, min_size=1, max_size=4), min_size=1, max_size=6))
 def test_apply_equals_the_model(entries: list[list[Any]]) -> None:
-    builtin: Any = {
-        "builtin_topics": builtin_topics(CLUSTER, BROKER),
-        "builtin_groups": builtin_groups(),
-    }
-    tables = StateTables(**builtin)
+    tables = empty_tables()
     offsets = PendingQueueOffsets(tables)
     model = Model()
     position, chain = 0, 0
@@ -215,6 +210,6 @@ def test_apply_equals_the_model(entries: list[list[Any]]) -> None:
         position, chain = header.end_position, header.chain
         assert sum(len(item.units) for item in applied.units) == header.record_count
         model.check(tables)
-    restored = load(snapshot(tables), **builtin)
+    restored = load(snapshot(tables), tables)
     assert restored == tables
     assert snapshot(restored) == snapshot(tables)

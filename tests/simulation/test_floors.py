@@ -68,7 +68,7 @@ def test_segments_that_no_checkpoint_covers_are_found(monkeypatch: pytest.Monkey
     assert play(plan).is_valid
 
     def no_limit(service: retention.RetentionService) -> int:
-        return service._entry_log().end_position
+        return service.entry_log().end_position
 
     monkeypatch.setattr(retention.RetentionService, "_limit_position", no_limit)
     played = play(plan)

@@ -27,7 +27,6 @@ from dledger.commitlog.disk import OsDisk
 from dledger.commitlog.errors import FlushFailedError
 from dledger.commitlog.seams import DiskFile
 from dledger.group_api import Proposed
-from dledger.proposals import GroupSettings
 from dledger.testing.doubles import InlineExecutor
 from tests.harness.groups import Groups, Replica, running_groups
 from tests.harness.raft_cluster import batch
@@ -73,7 +72,7 @@ async def gated_groups(
         groups = Groups(root, nursery, 3, disks)
         groups.executors = defaultdict(GatedExecutor)
         groups.sync_flush = sync_flush
-        groups.settings = GroupSettings(sync_replication=sync_replication)
+        groups.sync_replication = sync_replication
         for name in groups.names:
             await groups.start(name)
         leader = await groups.leader()

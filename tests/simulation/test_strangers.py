@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 
-import msgspec
 import pytest
 
 from dledger.jepsen_like.plans.plan import Kind, Plan, Step, Workload
@@ -37,7 +36,7 @@ def with_a_secret(world: World) -> None:
         mount = node.disk.mount()
         mount.make_dir("/etc")
         mount.replace(SECRET_FILE, b"thirty-two bytes that none of us has")
-        raft = msgspec.structs.replace(node.config.raft, secret_file=SECRET_FILE)
+        raft = dataclasses.replace(node.config.raft, secret_file=SECRET_FILE)
         node.config = dataclasses.replace(node.config, raft=raft)
 
 

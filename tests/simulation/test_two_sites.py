@@ -40,7 +40,6 @@ from dledger.remoting.protocol.bodies import ClusterInfo
 from dledger.remoting.protocol.codes import RequestCode, ResponseCode
 from dledger.remoting.protocol.command import request
 from tests.harness.extent import EXTENT
-from tests.harness.fast_part import gate_part
 from tests.harness.present import present
 
 pytestmark = pytest.mark.slow
@@ -455,7 +454,7 @@ SITES: Final = [
 SEEDS: Final = [1, *(pytest.param(seed, marks=pytest.mark.hunt) for seed in range(2, 2 + EXTENT))]
 
 
-@pytest.mark.parametrize("sites", gate_part(SITES, 1), ids=str)
+@pytest.mark.parametrize("sites", SITES, ids=str)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_each_part_is_apart_and_all_heals_within_a_heartbeat(
     seed: int, sites: Sites, monkeypatch: pytest.MonkeyPatch

@@ -10,10 +10,10 @@ import pytest
 
 from dledger.cli.main import main
 from dledger.client.core.client_instance import ClientInstance
-from dledger.config import load_config
-from dledger.namesrv.config import load_config as load_namesrv_config
+from dledger.namesrv.config import NamesrvConfig
 from dledger.remoting.access.account_file import parse_accounts
-from dledger.remoting.settings import ConfigFile
+from dledger.settings.config import load_config
+from dledger.settings.schema import ConfigFile
 from tests.harness.shipped_files import ROOT
 
 PAGE = (ROOT / "docs" / "operate" / "access.md").read_text()
@@ -52,7 +52,7 @@ def test_the_settings_of_the_page_are_taken_by_both_daemons(word: str) -> None:
     text = block("toml", word)
     config = load_config([ConfigFile("n0.toml", text)])
     assert config.server.acl_enable or config.server.tls_mode == "permissive"
-    names = load_namesrv_config([ConfigFile("namesrv.toml", text)])
+    names = NamesrvConfig.load([ConfigFile("namesrv.toml", text)])
     assert names.server.acl_enable or names.server.tls_mode == "permissive"
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from random import Random
 from types import SimpleNamespace
@@ -10,6 +9,7 @@ from typing import Any, cast
 
 import pytest
 import structlog.testing
+from msgspec.structs import replace
 
 from dledger.accounts import SPARE_ROWS, BrokerAccounts
 from dledger.commitlog.disk import OsDisk
@@ -154,7 +154,8 @@ def test_what_was_made_of_accounts_is_bounded(group: FakeGroup, accounts: Broker
     put(group, first)
     assert accounts.get("service-0") is accounts.get("service-0"), "made once"
     for number in range(SPARE_ROWS + 5):
-        group.state.accounts = {f"service-{number}": replace(first, access_key=f"service-{number}")}
+        group.state.accounts.clear()
+        group.state.accounts[f"service-{number}"] = replace(first, access_key=f"service-{number}")
         assert accounts.get(f"service-{number}") is not None
     assert len(accounts._made) <= SPARE_ROWS + 2
 

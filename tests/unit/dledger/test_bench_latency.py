@@ -31,7 +31,7 @@ async def test_sends_leave_on_time_while_no_answer_comes() -> None:
         await trio.sleep(5.0)
 
     tally = await send_on_schedule(send, 10.0, 1.0)
-    assert begun_s == pytest.approx([tally.began_s + number / 10.0 for number in range(10)])
+    assert begun_s == pytest.approx([tally.begin_s + number / 10.0 for number in range(10)])
     assert tally.latencies_s == pytest.approx([5.0] * 10)
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from dledger.commitlog.errors import ConfigError
-from dledger.config import load_config
-from dledger.remoting.settings import ConfigFile
+from dledger.settings.config import load_config
+from dledger.settings.schema import ConfigFile
 from tests.harness.configs import THREE_PEERS, conf, toml
 
 

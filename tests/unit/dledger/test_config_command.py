@@ -13,8 +13,8 @@ from dledger.cli.config_command import differing
 from dledger.cli.main import main
 from dledger.client.core.errors import ClientError, ConfirmationNeededError, RequestFailedError
 from dledger.remoting.protocol.own_fields import TOPICS_SHOWN, GivenUp, decode_given_up, given_up
-from dledger.settings_tables import ROCKETMQ_KEYS, SETTINGS
-from dledger.settings_text import OWN_KEYS
+from dledger.settings.config import ROCKETMQ_KEYS, SETTINGS
+from dledger.settings.text import OWN_KEYS
 
 A, B = "127.0.0.1:10911", "127.0.0.1:10921"
 

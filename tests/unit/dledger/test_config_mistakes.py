@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from dledger.commitlog.errors import ConfigError
-from dledger.config import load_config
-from dledger.remoting.settings import ConfigFile
+from dledger.settings.config import load_config
+from dledger.settings.schema import ConfigFile
 from tests.harness.configs import THREE_PEERS, conf, toml
 
 SIX_PEERS = ";".join(f"n{number}-localhost:{number + 1}" for number in range(6))
@@ -45,6 +45,7 @@ def test_config_warns_of_a_comment_behind_any_text() -> None:
     [
         ("listenPrt=1", "broker.conf:1: unknown setting listenPrt (did you mean listenPort?)"),
         ("zzz=1", "broker.conf:1: unknown setting zzz"),
+        ("listenPort", "broker.conf:1: listenPort = '': expected a whole number"),
         ("listenPort=ten", "broker.conf:1: listenPort = 'ten': expected a whole number"),
         (
             "listenPort=65536",
@@ -129,6 +130,10 @@ def test_config_mistake_in_broker_conf_is_one_line(text: str, message: str) -> N
         (
             "[server]\nlisten_port = '1x'",
             "n0.toml:2: server.listen_port = '1x': expected a whole number",
+        ),
+        (
+            "[server]\nlisten_port = true",
+            "n0.toml:2: server.listen_port = True: expected a whole number, got bool",
         ),
         (
             "[server]\nlisten_port = 1.5",

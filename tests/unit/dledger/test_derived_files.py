@@ -6,7 +6,6 @@ Queue files that the disk does not give back are made again while the replica go
 from __future__ import annotations
 
 import errno
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -116,7 +115,7 @@ async def test_the_scrub_finds_a_flipped_bit_in_a_queue_file() -> None:
         assert bodies(group) == wanted
 
 
-SETTINGS = replace(settings(Path("/n0")), queue_files_max=200)
+SETTINGS = settings(Path("/n0"))
 STEP_BYTES = 300
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,13 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trio.testing import MockClock
 
-from dledger.broker_settings import StoreSettings
 from dledger.commitlog.disk import OsDisk
 from dledger.commitlog.record import decode_record
 from dledger.group import Group
 from dledger.services import retention
 from dledger.services.retention import RetentionService
-from dledger.settings_tables import StoreTable
+from dledger.settings.tables import StoreTable
 from dledger.state.tables import QueueBounds, StateTables
 from dledger.store import ReplicaStore
 from tests.harness.groups import SEGMENT_BYTES, Groups, Replica, running_groups
@@ -101,12 +101,7 @@ async def test_floor_steps_move_few_queues_each_and_may_end_anywhere(
         shutil.copytree(tmp_path / leader.name, tmp_path / "copy")
         copy = ReplicaStore(
             OsDisk(),
-            StoreSettings(
-                str(tmp_path / "copy"),
-                segment_bytes=SEGMENT_BYTES,
-                index_slots=1000,
-                index_entries_max=4000,
-            ),
+            replace(group.store.settings, path_root_dir=str(tmp_path / "copy")),
             StateTables,
         )
         assert kept(copy) == kept(group.store)
@@ -126,10 +121,9 @@ async def test_floor_steps_move_few_queues_each_and_may_end_anywhere(
 
 @given(st.lists(st.integers(1, 60), max_size=40), st.integers(1, 12))
 def test_first_position_of_counts_queues_from_the_oldest(positions: list[int], count: int) -> None:
-    tables = StateTables(
-        queues={
-            ("T", number): QueueBounds(0, 1, position) for number, position in enumerate(positions)
-        }
-    )
+    tables = StateTables()
+    for number, position in enumerate(positions):
+        tables.queues["T", number] = QueueBounds(0, 1)
+        tables.set_first("T", number, position)
     wanted = sorted(positions)[count] if len(positions) > count else None
     assert tables.first_position_of(count) == wanted

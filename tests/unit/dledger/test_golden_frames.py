@@ -36,7 +36,7 @@ def lived_in(group: FakeGroup, clock: ManualClock) -> Broker:
     for number in range(3):
         properties = b"TAGS\x01A\x02KEYS\x01k%d\x02UNIQ_KEY\x01%032X\x02" % (number, number)
         group.put("T", 0, b"m%d" % number, properties=properties)
-    offsets = ConsumerOffsetsChange((("g", "T", 0, 1), ("g", "T", 1, 0)))
+    offsets = ConsumerOffsetsChange.of((("g", "T", 0, 1), ("g", "T", 1, 0)))
     group.propose(state_batch(offsets), lambda _: None)
     group.settle()
     subscription = SubscriptionData(topic="T", sub_string="*", sub_version=1)

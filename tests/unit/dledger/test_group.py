@@ -17,7 +17,6 @@ from dledger.broker_errors import (
 )
 from dledger.commitlog.record import decode_record
 from dledger.group_api import OffsetCommit, Proposed
-from dledger.proposals import GroupSettings
 from dledger.state.state_record import ConsumerOffsetsChange, state_batch
 from tests.harness.groups import Groups, bodies, running_groups
 from tests.harness.raft_cluster import batch
@@ -64,7 +63,7 @@ async def test_commit_that_a_step_expects_counts_what_waits_before_it(tmp_path: 
             def on_done(proposed: Proposed) -> None:
                 results[name] = proposed
 
-            change = ConsumerOffsetsChange((("g", "T", 0, offset),))
+            change = ConsumerOffsetsChange.of((("g", "T", 0, offset),))
             commit = OffsetCommit("g", "T", 0, offset, expected)
             leader.propose(state_batch(change), on_done, commits=[commit])
 
@@ -270,7 +269,7 @@ async def test_a_restarted_replica_replays_from_its_checkpoint(tmp_path: Path) -
 async def test_too_much_in_flight_is_refused_and_not_stored(tmp_path: Path) -> None:
     async with trio.open_nursery() as nursery:
         groups = Groups(tmp_path, nursery)
-        groups.settings = GroupSettings(pending_bytes_max=20_000)
+        groups.settings.max_pending_bytes = 20_000
         for name in groups.names:
             await groups.start(name)
         leader = await groups.leader()
@@ -291,7 +290,7 @@ async def test_draining_group_takes_nothing_new(tmp_path: Path) -> None:
         results: list[Proposed] = []
         leader.group.propose(batch(b"x"), results.append)
         leader.group.kick()
-        assert await leader.group.drain()
+        assert await leader.group.drain(5.0)
         assert [result.outcome for result in results] == ["stored"]
         with pytest.raises(ShuttingDownError):
             leader.group.propose(batch(b"y"), results.append)

@@ -12,13 +12,12 @@ import pytest
 import trio
 
 from dledger.broker_errors import PendingFullError
-from dledger.broker_settings import StoreSettings
 from dledger.commitlog.entry_log import EntryLog
 from dledger.commitlog.errors import DiskFullError, FlushFailedError, LocalProtocolError
 from dledger.commitlog.mark import SlotFile
 from dledger.group_api import Proposed
-from dledger.proposals import GroupSettings
 from dledger.raft.journal import Frame
+from dledger.settings.tables import StoreTable
 from dledger.state.tables import StateTables
 from dledger.store import ReplicaStore
 from dledger.testing.crash_disk import CrashDisk
@@ -32,13 +31,13 @@ ROOT = Path("/memory")
 T = TypeVar("T")
 
 
-def store_settings(name: str, *, sync_flush: bool = True) -> StoreSettings:
-    return StoreSettings(
-        str(ROOT / name),
-        segment_bytes=1 << 20,
-        index_slots=1000,
-        index_entries_max=4000,
-        sync_flush=sync_flush,
+def store_settings(name: str, *, sync_flush: bool = True) -> StoreTable:
+    return StoreTable(
+        path_root_dir=str(ROOT / name),
+        mapped_file_size_commit_log=1 << 20,
+        max_hash_slot_num=1000,
+        max_index_num=4000,
+        flush_disk_type="SYNC_FLUSH" if sync_flush else "ASYNC_FLUSH",
     )
 
 
@@ -404,7 +403,7 @@ async def test_a_disk_too_full_to_apply_leaves_a_node_that_can_be_read(
 
 
 async def test_batch_fits_segments_for_any_entry_cap(tmp_path: Path) -> None:
-    """Segments of 1 MiB under an entry cap of 16 MiB."""
+    """Segments of 1 MiB under an entry cap of 8 MiB."""
     async with running_groups(tmp_path) as groups:
         leader = await groups.leader()
         outcomes: list[Proposed] = []
@@ -425,7 +424,7 @@ async def test_unacknowledged_appends_are_bounded(
     """Followers without space keep the leader in office, but nothing is committed."""
     async with trio.open_nursery() as nursery:
         groups = Groups(tmp_path, nursery)
-        groups.settings = GroupSettings(pending_bytes_max=20_000)
+        groups.settings.max_pending_bytes = 20_000
         for name in groups.names:
             await groups.start(name)
         leader = (await groups.leader()).group

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 import trio
-from msgspec import structs
 from typing_extensions import Buffer
 
 from dledger.commitlog.entry import Run
@@ -21,7 +21,7 @@ from dledger.raft.snapshot import Installation
 from dledger.raft.wire import PeerFrame
 from dledger.replica_records import InstallationRecord, Phase
 from dledger.services.retention import Look, RetentionService, choose_floor, is_in_hours
-from dledger.settings_tables import StoreTable
+from dledger.settings.tables import StoreTable
 from dledger.state.state_record import FloorChange, TransactionsChange, state_batch
 from dledger.state.tables import StateTables
 from dledger.state.topics import HALF_TOPIC
@@ -388,9 +388,7 @@ async def test_age_counts_at_its_hours_or_on_a_full_disk(tmp_path: Path) -> None
                 limit_position=entry_log.end_position,
                 is_hour=is_in_hours(now_ms, settings.delete_when, utc),
             )
-            chosen = choose_floor(
-                entry_log, structs.replace(settings, file_reserved_time=reserved), look
-            )
+            chosen = choose_floor(entry_log, replace(settings, file_reserved_time=reserved), look)
             return chosen and chosen[0]
 
         assert settings.keep_bytes == 0

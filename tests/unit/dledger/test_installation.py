@@ -10,12 +10,11 @@ from typing import Any
 import cbor2
 import pytest
 
-from dledger.broker_settings import StoreSettings
 from dledger.commitlog.entry_log import EntryLog
 from dledger.commitlog.errors import CorruptStoreError
 from dledger.replica_records import goes_on_after
-from dledger.state.image import snapshot
-from dledger.state.snapshot import _HEADER, SNAPSHOT_FORMAT, SNAPSHOT_MAGIC
+from dledger.settings.tables import StoreTable
+from dledger.state.snapshot import _HEADER, SNAPSHOT_FORMAT, SNAPSHOT_MAGIC, snapshot
 from dledger.state.tables import StateTables
 from dledger.store import ReplicaStore
 from dledger.testing.crash_disk import CrashDisk
@@ -25,7 +24,12 @@ from tests.harness.replica_folders import install_at_once
 pytestmark = pytest.mark.slow
 
 ROOT = "/memory"
-SETTINGS = StoreSettings(ROOT, segment_bytes=4096, index_slots=100, index_entries_max=400)
+SETTINGS = StoreTable(
+    path_root_dir=ROOT,
+    mapped_file_size_commit_log=4096,
+    max_hash_slot_num=100,
+    max_index_num=400,
+)
 FLOOR, APPLIED, END, COMMITTED = 20, 30, 34, 11
 """First kept entry of the leader, what its snapshot covers, its newest entry, and
 what the follower knows to be committed."""

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from dledger.commitlog.errors import DiskFullError
 from dledger.commitlog.queue_unit import UNIT_BYTES
-from dledger.state.image import snapshot
+from dledger.state.snapshot import snapshot
 from dledger.state.state_record import FloorChange, state_batch
 from dledger.state.tables import StateTables
 from dledger.store import ReplicaStore
@@ -18,7 +17,7 @@ from tests.harness.expired import EXPIRED
 from tests.harness.replica_folders import SEGMENT_BYTES, Writer, settings
 from tests.unit.dledger.test_shared_queues import checkpoint, units
 
-SETTINGS = replace(settings(Path("/n0")), queue_files_max=200)
+SETTINGS = settings(Path("/n0"))
 
 
 class Replica:

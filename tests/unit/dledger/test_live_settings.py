@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
-from operator import attrgetter
+from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,22 +11,25 @@ import pytest
 import structlog.testing
 
 from dledger.broker_errors import ConfirmationNeededError, SettingRefusedError
-from dledger.config import BrokerConfig, load_config
-from dledger.live_settings import READ_BY_TOOLS, LiveSettings, Parts, path_of
-from dledger.processors.admin import CHANGE_BYTES_MAX, BrokerConfigProcessor
-from dledger.proposals import GroupSettings
-from dledger.registration import RegisteredBroker
+from dledger.processors.admin import (
+    CHANGE_BYTES_MAX,
+    READ_BY_TOOLS,
+    BrokerConfigProcessor,
+    LiveSettings,
+    path_of,
+)
+from dledger.processors.wiring import BrokerProcessors
 from dledger.remoting.errors import BadRequestError
 from dledger.remoting.properties import read_properties
 from dledger.remoting.protocol.command import RemotingCommand, request
 from dledger.remoting.protocol.outcome import answer_error
 from dledger.remoting.protocol.own_fields import CONFIRMED_FIELD, GIVES_UP_FIELD, decode_given_up
 from dledger.services.retention import RetentionService
-from dledger.settings_tables import SETTINGS, BrokerTable, ClientTable, StoreTable
-from dledger.settings_text import IGNORED_KEYS, REFUSED_KEYS
+from dledger.settings.config import SETTINGS, BrokerConfig, load_config
 from dledger.state.tables import QueueBounds
 from dledger.testing.doubles import EPOCH_MS, ManualClock
 from tests.harness.broker import Broker
+from tests.harness.configs import another_value
 from tests.harness.fake_group import FakeGroup
 from tests.harness.pulls import pull
 
@@ -42,35 +44,31 @@ EXPORTED = (
 """What `mqadmin exportConfigs` copies."""
 
 
-def parts_of(broker: Broker) -> Parts:
+OPTIONS = {
+    "store.clean_file_forcibly_enable": "true",
+    "store.mapped_file_size_commit_log": str(SEGMENT_BYTES),
+    "store.max_message_size": "20000",
+}
+
+
+def live_settings(
+    broker: Broker, options: Mapping[str, object] = OPTIONS, leads: bool = True
+) -> LiveSettings:
+    """Return the settings of a broker, whose parts have the tables."""
+    config = load_config(options=options)
+    broker.settings.broker, broker.settings.store = config.broker, config.store
+    broker.processors = BrokerProcessors(broker.group, broker.settings, broker.seams)
     group = broker.group
     retention = RetentionService(
         group,
         lambda: group.log,
-        StoreTable(mapped_file_size_commit_log=SEGMENT_BYTES, clean_file_forcibly_enable=True),
+        config.store,
         clock=broker.clock,
         levels=0,
         saved_index=lambda: 0,
         disk_ratio=lambda: 0.5,
     )
-    return Parts(
-        group=SimpleNamespace(  # type: ignore[arg-type]  # what settings reach of it
-            settings=GroupSettings(),
-            state=group.state,
-            log=group.log,
-            queues=group.queues,
-            leadership=None,
-        ),
-        settings=broker.settings,
-        topics=broker.processors.topics,
-        offsets=broker.processors.offsets,
-        space=broker.processors.space,
-        retention=retention,
-        checks=SimpleNamespace(settings=BrokerTable(), store=StoreTable()),  # type: ignore[arg-type]  # what settings reach of it
-        registration=SimpleNamespace(  # type: ignore[arg-type]  # what settings reach of it
-            broker=RegisteredBroker("C", "B", "a:1", 1), settings=ClientTable()
-        ),
-    )
+    return LiveSettings(config, group, retention, broker.clock)
 
 
 @pytest.fixture
@@ -79,83 +77,30 @@ def broker(group: FakeGroup, clock: ManualClock) -> Broker:
 
 
 @pytest.fixture
-def parts(broker: Broker) -> Parts:
-    return parts_of(broker)
+def live(broker: Broker) -> LiveSettings:
+    return live_settings(broker)
 
 
-@pytest.fixture
-def live(parts: Parts, clock: ManualClock) -> LiveSettings:
-    options = {
-        "store.clean_file_forcibly_enable": "true",
-        "store.mapped_file_size_commit_log": str(SEGMENT_BYTES),
-        "store.max_message_size": "20000",
-    }
-    return LiveSettings(load_config(options=options), parts, clock)
-
-
-LIVE = [path for path, setting in SETTINGS.items() if setting.is_live]
-
-TAKES_EFFECT: dict[str, tuple[str, str, Any]] = {
-    "broker.broker_permission": ("4", "settings.broker.", 4),
-    "broker.auto_create_topic_enable": ("false", "topics.", False),
-    "broker.auto_create_subscription_group": ("false", "topics.auto_create_group_enable", False),
-    "broker.slave_read_enable": ("false", "settings.broker.", False),
-    "broker.long_polling_enable": ("false", "settings.broker.", False),
-    "broker.short_polling_time_ms": ("77", "settings.broker.", 77),
-    "broker.flush_consumer_offset_interval_ms": ("2500", "offsets.interval_s", 2.5),
-    "broker.enable_property_filter": ("false", "settings.broker.", False),
-    "broker.filter_support_retry": ("false", "settings.broker.", False),
-    "broker.reject_transaction_message": ("true", "settings.broker.", True),
-    "broker.store_reply_message_enable": ("false", "settings.broker.", False),
-    "broker.transaction_timeout_ms": ("9000", "checks.settings.", 9000),
-    "broker.transaction_check_interval_ms": ("9000", "checks.settings.", 9000),
-    "broker.transaction_check_max": ("3", "checks.settings.", 3),
-    "server.shutdown_timeout_ms": ("1500", "group.settings.drain_timeout_s", 1.5),
-    "client.register_interval_ms": ("2000", "registration.settings.", 2000),
-    "client.register_timeout_ms": ("500", "registration.settings.", 500),
-    "store.max_message_size": ("1 MiB", "settings.store.", 1 << 20),
-    "store.max_transfer_bytes_in_memory": ("1000", "settings.store.", 1000),
-    "store.max_transfer_count_in_memory": ("7", "settings.store.", 7),
-    "store.max_transfer_bytes_in_disk": ("1000", "settings.store.", 1000),
-    "store.max_transfer_count_in_disk": ("7", "settings.store.", 7),
-    "store.keep_bytes": ("5000", "retention.settings.", 5000),
-    "store.retention_interval_ms": ("500", "retention.settings.", 500),
-    "store.delete_when": ("01;02", "retention.settings.", (1, 2)),
-    "store.disk_max_used_space_ratio": ("80", "retention.settings.", 80),
-    "store.disk_space_clean_forcibly_ratio": ("0.9", "retention.settings.", 90),
-    "store.clean_file_forcibly_enable": ("false", "retention.settings.", False),
-    "store.disk_space_warning_level_ratio": ("70", "space.warning_ratio", 0.7),
-    "store.file_reserved_time": ("5", "retention.settings.", 5),
-    "raft.max_pending_bytes": ("16 MiB", "group.settings.pending_bytes_max", 16 << 20),
-    "raft.checkpoint_interval_ms": ("500", "group.settings.checkpoint_interval_s", 0.5),
-    "raft.propose_timeout_ms": ("700", "group.settings.quorum_timeout_s", 0.7),
-}
-"""By setting: a value, the field it reaches, which has its name after a last dot, and how."""
+LIVE = [path for path, setting in SETTINGS.items() if setting.live]
 
 
 @pytest.mark.parametrize("path", LIVE)
-def test_live_settings_reach_their_part(live: LiveSettings, parts: Parts, path: str) -> None:
-    text, place, expected = TAKES_EFFECT[path]
-    look = attrgetter(place + path.split(".")[-1] if place.endswith(".") else place)
-    assert look(parts) != expected
-    key = (SETTINGS[path].keys or (path,))[0]
-    live.update({key: text}, is_confirmed=True)
-    assert look(parts) == expected
-    assert live.config.sources[path] == ("changed while it runs")
+def test_live_settings_change_the_table_of_the_parts(broker: Broker, path: str) -> None:
+    live = live_settings(broker, {})
+    table, _, name = path.partition(".")
+    of_parts = getattr(live.config, table)
+    text, value = another_value(SETTINGS[path])
+    live.update({(*SETTINGS[path].keys, path)[0]: text}, is_confirmed=True)
+    assert getattr(of_parts, name) == value
+    assert live.config.sources[path] == "changed while it runs"
 
 
-def test_live_settings_leave_entries_as_large_as_the_log_takes(
-    live: LiveSettings, parts: Parts
-) -> None:
-    parts.group.settings = replace(parts.group.settings, entry_bytes_max=54_321)
-    live.update({"raft.propose_timeout_ms": "700"})
-    assert parts.group.settings.quorum_timeout_s == 0.7
-    assert parts.group.settings.entry_bytes_max == 54_321
-
-
-def test_live_settings_reach_half_messages(live: LiveSettings, parts: Parts) -> None:
-    live.update({"fileReservedTime": "5"}, is_confirmed=True)
-    assert parts.checks.store.file_reserved_time == 5
+def test_live_settings_are_read_at_each_use(live: LiveSettings, broker: Broker) -> None:
+    parts = broker.processors
+    assert parts.topics.to_create("New", "TBW102", 4) is not None
+    live.update({"autoCreateTopicEnable": "false", "diskSpaceWarningLevelRatio": "70"})
+    assert parts.topics.to_create("New", "TBW102", 4) is None
+    assert parts.space.warning_ratio == 0.7
 
 
 def test_live_settings_reach_the_processors(live: LiveSettings, broker: Broker) -> None:
@@ -192,33 +137,36 @@ def test_live_settings_name_no_file_address_or_member(live: LiveSettings) -> Non
     ],
 )
 def test_live_settings_refusal_names_the_key(
-    live: LiveSettings, parts: Parts, changes: dict[str, str], words: str
+    live: LiveSettings, changes: dict[str, str], words: str
 ) -> None:
-    before = (live.config, live.version, parts.settings.broker.short_polling_time_ms)
+    before = (live.config.copied(), live.version)
     with pytest.raises(SettingRefusedError) as raised:
         live.update({"shortPollingTimeMills": "5", **changes})
     assert words in str(raised.value)
-    assert (live.config, live.version, parts.settings.broker.short_polling_time_ms) == before
+    assert (live.config, live.version) == before
     answered = answer_error(request(25), raised.value)
     assert (answered.code, answered.ext["outcome"]) == (1, "not_stored")
 
 
-def test_live_settings_accept_a_key_that_changes_nothing(live: LiveSettings, parts: Parts) -> None:
+def test_live_settings_accept_a_key_that_changes_nothing(live: LiveSettings) -> None:
     notes = live.update({"sendMessageThreadPoolNums": "16", "shortPollingTimeMills": "5"})
     assert notes == [
         "sendMessageThreadPoolNums is accepted and changes nothing:"
         " there are no thread pools to size"
     ]
-    assert parts.settings.broker.short_polling_time_ms == 5
+    assert live.config.broker.short_polling_time_ms == 5
     assert live.version.counter == 1
     live.update({"putThreadPoolQueueCapacity": "1"})
     assert live.version.counter == 1, "nothing has changed"
 
 
-def test_live_settings_text_has_what_export_configs_reads(live: LiveSettings, parts: Parts) -> None:
+def test_live_settings_text_has_what_export_configs_reads(
+    live: LiveSettings, broker: Broker
+) -> None:
     """Java's Properties refuse null: one missing key ends the command."""
-    for leads, broker_id in ((True, "0"), (False, "1")):
-        parts.group.leadership = leads or None  # type: ignore[assignment]  # only its truth is read
+    for broker_id in ("0", "1"):
+        if broker_id == "1":
+            broker.group.step_down()
         found = read_properties(live.text())
         assert set(EXPORTED) - found.keys() == set()
         assert found["brokerId"] == broker_id
@@ -230,10 +178,9 @@ def test_live_settings_accept_the_present_value(live: LiveSettings) -> None:
     assert live.version.counter == 0
 
 
-def test_live_settings_refuse_topics_without_a_template(broker: Broker, clock: ManualClock) -> None:
+def test_live_settings_refuse_topics_without_a_template(broker: Broker) -> None:
     broker.group.state.builtin_topics = {}
-    config = load_config(options={"broker.auto_create_topic_enable": "false"})
-    live = LiveSettings(config, parts_of(broker), clock)
+    live = live_settings(broker, {"broker.auto_create_topic_enable": "false"})
     with pytest.raises(SettingRefusedError, match=r"autoCreateTopicEnable.*restart"):
         live.update({"autoCreateTopicEnable": "true"})
 
@@ -277,28 +224,26 @@ SHORTER = [
 
 @pytest.mark.parametrize("changes", SHORTER)
 def test_live_settings_want_shorter_retention_confirmed(
-    live: LiveSettings, parts: Parts, broker: Broker, changes: dict[str, str]
+    live: LiveSettings, broker: Broker, changes: dict[str, str]
 ) -> None:
     fill(broker, 20)
-    before = (live.config, live.version, parts.retention.settings)
+    before = (live.config.copied(), live.version)
     with pytest.raises(ConfirmationNeededError, match="nothing was changed; `dledger config set"):
         live.update(changes, asked_by="10.0.0.9")
-    assert (live.config, live.version, parts.retention.settings) == before
+    assert (live.config, live.version) == before
     with structlog.testing.capture_logs() as lines:
         live.update(changes, asked_by="root at 10.0.0.9", is_confirmed=True)
-    assert parts.retention.settings != before[2]
+    assert live.config.store != before[0].store
     assert lines[0]["event"] == "retention_shortened"
     assert {line["asked_by"] for line in lines} == {"root at 10.0.0.9"}
-    assert set(parts.retention.asked_by.values()) == {"root at 10.0.0.9"}
+    assert set(live._retention.asked_by.values()) == {"root at 10.0.0.9"}
 
 
-def test_live_settings_want_forced_removal_confirmed(broker: Broker, clock: ManualClock) -> None:
-    parts = parts_of(broker)
-    parts.retention.settings = StoreTable(mapped_file_size_commit_log=SEGMENT_BYTES)
-    live = LiveSettings(load_config(), parts, clock)
+def test_live_settings_want_forced_removal_confirmed(broker: Broker) -> None:
+    live = live_settings(broker, {"store.mapped_file_size_commit_log": str(SEGMENT_BYTES)})
     with pytest.raises(ConfirmationNeededError, match="clean_file_forcibly_enable = true"):
         live.update({"cleanFileForciblyEnable": "true"})
-    assert not parts.retention.settings.clean_file_forcibly_enable
+    assert not live.config.store.clean_file_forcibly_enable
 
 
 @pytest.mark.parametrize(
@@ -365,13 +310,6 @@ def test_live_settings_text_has_every_setting(live: LiveSettings) -> None:
     assert {path_of(key) for key in reported} == set(SETTINGS)
 
 
-def test_live_settings_key_has_one_meaning() -> None:
-    built = {key for setting in SETTINGS.values() for key in setting.keys}
-    assert not built & IGNORED_KEYS.keys()
-    assert not built & REFUSED_KEYS.keys()
-    assert not IGNORED_KEYS.keys() & REFUSED_KEYS.keys()
-
-
 # ------------------------------------------------------------------------------ requests
 
 
@@ -395,7 +333,7 @@ def test_live_settings_answer_has_the_version(processor: BrokerConfigProcessor) 
 
 
 def test_live_settings_request_holds_properties(
-    processor: BrokerConfigProcessor, parts: Parts
+    processor: BrokerConfigProcessor, live: LiveSettings
 ) -> None:
     answered = processor.update(
         CONNECTION, updating(b"brokerPermission=4\nshortPollingTimeMills = 9\n")
@@ -403,13 +341,13 @@ def test_live_settings_request_holds_properties(
     assert answered.code == 0
     assert json.loads(answered.ext["version"])["counter"] == 1
     assert (
-        parts.settings.broker.broker_permission,
-        parts.settings.broker.short_polling_time_ms,
+        live.config.broker.broker_permission,
+        live.config.broker.short_polling_time_ms,
     ) == (4, 9)
 
 
 def test_live_settings_request_must_be_confirmed(
-    processor: BrokerConfigProcessor, parts: Parts
+    processor: BrokerConfigProcessor, live: LiveSettings
 ) -> None:
     command = updating(b"store.keep_bytes=1")
     with structlog.testing.capture_logs() as lines, pytest.raises(ConfirmationNeededError):
@@ -417,12 +355,12 @@ def test_live_settings_request_must_be_confirmed(
     assert [(line["event"], line["access_key"]) for line in lines] == [
         ("setting_refused", "admin-1")
     ]
-    assert parts.retention.settings.keep_bytes == 0
+    assert live.config.store.keep_bytes == 0
     command.ext[CONFIRMED_FIELD] = "true"
     assert processor.update(CONNECTION, command).code == 0
-    assert parts.retention.settings.keep_bytes == 1
+    assert live.config.store.keep_bytes == 1
     # The account in the request was not checked here.
-    assert parts.retention.asked_by == {"size": "10.0.0.1"}
+    assert live._retention.asked_by == {"size": "10.0.0.1"}
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from dledger.cli.local_cluster import lay_out
-from dledger.config import load_config
 from dledger.output import CliError
-from dledger.remoting.settings import ConfigFile
+from dledger.settings.config import load_config
+from dledger.settings.schema import ConfigFile
 
 
 def test_each_broker_gets_its_file_and_folder(tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ from hashlib import blake2b
 import cbor2
 import pytest
 
-from dledger.broker_settings import StoreSettings
 from dledger.commitlog.errors import ForeignStoreError, NewerEntryError, RemoteProtocolError
 from dledger.commitlog.mark import Anchor
 from dledger.raft.follower import split_frames
@@ -19,8 +18,8 @@ from dledger.raft.identity import Hello, Identity, check_owner
 from dledger.raft.membership import Members
 from dledger.raft.wire import PROTOCOL_VERSION
 from dledger.replica_records import InstallationRecord, Phase, encode_damage
-from dledger.state.image import snapshot
-from dledger.state.snapshot import SNAPSHOT_FORMAT
+from dledger.settings.tables import StoreTable
+from dledger.state.snapshot import SNAPSHOT_FORMAT, snapshot
 from dledger.state.tables import StateTables
 from dledger.store import ReplicaStore
 from dledger.testing.crash_disk import CrashDisk
@@ -30,8 +29,11 @@ ROOT = "/memory"
 RAFT = f"{ROOT}/raft"
 SEGMENT_BYTES = 4096
 OWNER = {"cluster": "C", "group": "G", "name": "n0"}
-SETTINGS = StoreSettings(
-    ROOT, segment_bytes=SEGMENT_BYTES, index_slots=1000, index_entries_max=4000
+SETTINGS = StoreTable(
+    path_root_dir=ROOT,
+    mapped_file_size_commit_log=SEGMENT_BYTES,
+    max_hash_slot_num=1000,
+    max_index_num=4000,
 )
 
 

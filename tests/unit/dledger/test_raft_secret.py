@@ -11,11 +11,11 @@ import trio
 
 from dledger.cli.main import main
 from dledger.commitlog.disk import OsDisk
-from dledger.config import BrokerConfig, load_config
-from dledger.live_settings import group_secret
 from dledger.output import ExitCode
 from dledger.raft.identity import GroupSecret
-from dledger.remoting.settings import ConfigFile
+from dledger.settings.config import BrokerConfig, load_config
+from dledger.settings.parts import group_secret
+from dledger.settings.schema import ConfigFile
 from tests.harness.groups import Groups
 from tests.harness.shipped_files import ROOT
 

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 import trio
 
-from dledger.broker_settings import member_numbers
 from dledger.registration import KNOWN_WITHIN_S
 from dledger.remoting.errors import ConnectFailedError
 from dledger.remoting.protocol.bodies import RegisterBrokerBody
 from dledger.remoting.protocol.codes import RequestCode
 from dledger.remoting.protocol.command import RemotingCommand, response_to
 from dledger.remoting.protocol.headers import BrokerHeader, RegisterBrokerHeader
+from dledger.settings.text import member_numbers
 from dledger.state.state_record import TopicsChange, state_batch
 from dledger.state.topics import TopicConfig
 from dledger.testing.doubles import VirtualClock

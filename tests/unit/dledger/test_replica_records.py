@@ -13,7 +13,7 @@ import pytest
 from dledger.commitlog.disk import OsDisk
 from dledger.commitlog.store_paths import StorePaths, file_name, parse_file_name
 from dledger.replica_records import AbortFile, Checkpoint, CheckpointFile
-from dledger.state.image import snapshot
+from dledger.state.snapshot import snapshot
 from dledger.state.tables import StateTables
 from dledger.store import ReplicaStore
 from dledger.testing.crash_disk import CrashDisk

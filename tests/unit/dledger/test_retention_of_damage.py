@@ -7,7 +7,7 @@ from pathlib import Path
 from trio.testing import MockClock
 
 from dledger.services.retention import RetentionService, segment_starts
-from dledger.settings_tables import StoreTable
+from dledger.settings.tables import StoreTable
 from tests.harness.groups import SEGMENT_BYTES, running_groups
 from tests.harness.raft_cluster import batch
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,7 @@ from tests.harness.replica_folders import Writer, flip, settings, usual, write_f
 
 
 def opened(root: Path) -> ReplicaStore:
-    return ReplicaStore(OsDisk(), replace(settings(root), queue_files_max=1), StateTables)
+    return ReplicaStore(OsDisk(), settings(root), StateTables, queue_files_max=1)
 
 
 def units(store: ReplicaStore) -> dict[tuple[str, int], list[tuple[int, int, int]]]:
@@ -66,8 +65,7 @@ def test_lost_shared_units_are_derived_from_the_log(tmp_path: Path, log: Writer,
 @pytest.mark.parametrize("slot", [0, 1])
 def test_shared_units_survive_damage_to_the_record_of_their_end(log: Writer, slot: int) -> None:
     disk = CrashDisk()
-    kept = replace(settings(Path("/n0")), queue_files_max=1)
-    store = ReplicaStore(disk, kept, StateTables)
+    store = ReplicaStore(disk, settings(Path("/n0")), StateTables, queue_files_max=1)
     for frame in log.frames:
         store.log.append(frame)
     store.log.flush()
@@ -78,7 +76,9 @@ def test_shared_units_survive_damage_to_the_record_of_their_end(log: Writer, slo
     wanted = units(store)
     end = next(path for path in disk.files if path.endswith("consumequeue.shared/end"))
     disk.files[end].content[slot * SLOT_STRIDE_BYTES] ^= 1
-    store = ReplicaStore(disk.power_cut(lambda: False), kept, StateTables)
+    store = ReplicaStore(
+        disk.power_cut(lambda: False), settings(Path("/n0")), StateTables, queue_files_max=1
+    )
     assert store.replayed == 0
     assert units(store) == wanted
     store.close(clean=True)
@@ -86,13 +86,12 @@ def test_shared_units_survive_damage_to_the_record_of_their_end(log: Writer, slo
 
 def test_a_power_cut_while_queues_are_derived_again_loses_none(tmp_path: Path, log: Writer) -> None:
     disk = CrashDisk()
-    kept = replace(settings(Path("/n0")), queue_files_max=1)
 
     def started(power_cut: bool = False) -> ReplicaStore:
         nonlocal disk
         if power_cut:
             disk = disk.power_cut(lambda: False)
-        return ReplicaStore(disk, kept, StateTables)
+        return ReplicaStore(disk, settings(Path("/n0")), StateTables, queue_files_max=1)
 
     store = started()
     for frame in log.frames:
@@ -130,8 +129,7 @@ def test_unreadable_queue_file_is_derived_at_start(
 ) -> None:
     monkeypatch.setattr("dledger.commitlog.consume_queue.SHARED_BYTES_MAX", 0)
     disk = CrashDisk()
-    kept = replace(settings(Path("/n0")), queue_files_max=200)
-    store = ReplicaStore(disk, kept, StateTables)
+    store = ReplicaStore(disk, settings(Path("/n0")), StateTables, queue_files_max=200)
     for frame in log.frames:
         store.log.append(frame)
     store.log.flush()
@@ -144,7 +142,7 @@ def test_unreadable_queue_file_is_derived_at_start(
     with pytest.raises(OSError, match="nput/output"):
         units(store)
     store.close(clean=True)
-    store = ReplicaStore(disk, kept, StateTables)
+    store = ReplicaStore(disk, settings(Path("/n0")), StateTables, queue_files_max=200)
     assert store.replayed == len(log.frames)
     assert units(store) == wanted
     store.close(clean=True)

@@ -13,9 +13,9 @@ import pytest
 from dledger.cli.broker_command import check_ports
 from dledger.cli.main import main
 from dledger.cli.ports import free_ports
-from dledger.config import load_config
 from dledger.output import CliError
 from dledger.remoting.tcp import TcpNetwork
+from dledger.settings.config import load_config
 
 FIRST_EPHEMERAL_PORT = 32_768
 

@@ -9,7 +9,7 @@ import trio
 
 from dledger.commitlog.disk import OsDisk
 from dledger.commitlog.errors import ConfigError
-from dledger.namesrv.config import NamesrvConfig, load_config
+from dledger.namesrv.config import NamesrvConfig
 from dledger.namesrv.name_server import NameServer
 from dledger.namesrv.processor import NameServerProcessor
 from dledger.namesrv.server import NAMESRV_RULES
@@ -17,7 +17,7 @@ from dledger.remoting.access.account_file import RELOAD_INTERVAL_S
 from dledger.remoting.access.accounts import ADMIN, SIGNED
 from dledger.remoting.protocol.codes import RequestCode
 from dledger.remoting.protocol.signature import Credentials
-from dledger.remoting.settings import ConfigFile
+from dledger.settings.schema import ConfigFile
 from dledger.testing.doubles import InlineExecutor, ManualClock
 from tests.unit.namesrv.world import ask, config_in, register, running_namesrv
 
@@ -96,4 +96,4 @@ async def test_accounts_are_read_again(accounts: Path, autojump_clock: object) -
 
 def test_access_control_needs_accounts() -> None:
     with pytest.raises(ConfigError, match="acl_enable = true: needs server\\.acl_file"):
-        load_config([ConfigFile("namesrv.conf", "aclEnable=true\n")])
+        NamesrvConfig.load([ConfigFile("namesrv.conf", "aclEnable=true\n")])

@@ -14,15 +14,14 @@ import trustme
 
 from dledger.commitlog.disk import OsDisk
 from dledger.commitlog.errors import ConfigError
-from dledger.namesrv.command import listener_tls
-from dledger.namesrv.config import load_config
+from dledger.namesrv.config import NamesrvConfig
 from dledger.namesrv.server import serve_namesrv
 from dledger.remoting.connection import Connection
 from dledger.remoting.machine import SystemRng, TrioClock
 from dledger.remoting.processor_table import ProcessorTable
 from dledger.remoting.protocol.codes import RequestCode
-from dledger.remoting.settings import ConfigFile
 from dledger.remoting.tcp import TcpNetwork
+from dledger.settings.schema import ConfigFile
 from tests.harness.metrics_page import MetricsPage
 from tests.unit.namesrv.world import ask, config_in, register, register_body, route, running_namesrv
 
@@ -115,7 +114,7 @@ async def test_tls_is_a_matter_of_configuration(tmp_path: Path) -> None:
         f"tls.server.mode=permissive\ntls.server.certPath={cert_file}\n"
         f"tls.server.keyPath={key_file}\nlistenPort=0\nkvConfigPath={tmp_path}/kv.json\n"
     )
-    config = load_config([ConfigFile("namesrv.conf", text)])
+    config = NamesrvConfig.load([ConfigFile("namesrv.conf", text)])
     trusted = ssl.create_default_context()
     authority.configure_trust(trusted)
     async with trio.open_nursery() as nursery:
@@ -127,7 +126,6 @@ async def test_tls_is_a_matter_of_configuration(tmp_path: Path) -> None:
                 rng=SystemRng(),
                 network=TcpNetwork(),
                 disk=OsDisk(),
-                tls=listener_tls(config),
             )
         )
         for tls in (trusted, None):

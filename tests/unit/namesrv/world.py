@@ -12,7 +12,7 @@ from pathlib import Path
 import trio
 
 from dledger.commitlog.disk import OsDisk
-from dledger.namesrv.config import SCHEMA, NamesrvConfig, load_config
+from dledger.namesrv.config import SCHEMA, NamesrvConfig
 from dledger.namesrv.server import serve_namesrv
 from dledger.remoting.connection import Connection
 from dledger.remoting.connection_limits import ConnectionLimits
@@ -54,7 +54,7 @@ def config_in(folder: Path, **named: object) -> NamesrvConfig:
     """Return settings by their names, with the file of key-values in *folder*."""
     paths = {setting.name: path for path, setting in SCHEMA.settings.items()}
     values = {"kv_config_path": str(folder / "kvConfig.json"), **named}
-    return load_config(options={paths[name]: value for name, value in values.items()})
+    return NamesrvConfig.load(options={paths[name]: value for name, value in values.items()})
 
 
 @asynccontextmanager

@@ -27,7 +27,7 @@ from dledger.commitlog.seams import DiskFile
 from dledger.commitlog.store_paths import StorePaths
 from dledger.maintenance import members_of
 from dledger.raft.identity import Identity
-from dledger.state.image import snapshot
+from dledger.state.snapshot import snapshot
 from dledger.state.tables import StateTables
 from dledger.store import ReplicaStore
 from tests.harness.disk_files import folder_on

@@ -134,7 +134,7 @@ def test_the_leader_alone_lets_segments_expire(group: FakeGroup) -> None:
 
 def test_any_member_answers_all_consumer_offsets(broker: Broker) -> None:
     broker.make_topic("T")
-    change = ConsumerOffsetsChange((("g", "T", 0, 5), ("g", "T", 1, 300), ("h", "T", 0, 1)))
+    change = ConsumerOffsetsChange.of((("g", "T", 0, 5), ("g", "T", 1, 300), ("h", "T", 0, 1)))
     broker.group.propose(state_batch(change), lambda _: None)
     broker.group.settle()
     broker.group.step_down("elsewhere:1")

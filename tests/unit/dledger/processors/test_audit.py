@@ -17,10 +17,9 @@ import trio.testing
 from dledger.broker_errors import ChangeRefusedError
 from dledger.commitlog.disk import OsDisk
 from dledger.commitlog.errors import MQError
-from dledger.live_settings import LiveSettings
 from dledger.namesrv.server import ADMINISTRATIVE
 from dledger.processors.access import AccessProcessor
-from dledger.processors.admin import BrokerConfigProcessor
+from dledger.processors.admin import BrokerConfigProcessor, LiveSettings
 from dledger.processors.answers import refusal
 from dledger.processors.handles import Limit, administrative_codes, codes_of, handlers_of
 from dledger.processors.operator_offsets import RESETS_NOTED_MAX, is_of_operator, note_refused_reset
@@ -143,7 +142,7 @@ def test_an_act_has_one_line_when_it_is_done(
 
 def test_a_reset_has_a_line_with_consumers_and_without(broker: Broker, lines: Lines) -> None:
     broker.make_topic("T", 1)
-    offsets = ConsumerOffsetsChange((("g", "T", 0, 0),))
+    offsets = ConsumerOffsetsChange.of((("g", "T", 0, 0),))
     broker.group.propose(state_batch(offsets), lambda _: None)
     broker.group.settle()
     reset = {"topic": "T", "group": "g", "timestamp": "0", "isForce": "true"}

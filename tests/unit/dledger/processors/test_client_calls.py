@@ -202,7 +202,7 @@ def asked(broker: Broker, code: RequestCode, **ext: str) -> Any:
 
 
 def commit(broker: Broker, *offsets: tuple[str, str, int, int]) -> None:
-    broker.group.propose(state_batch(ConsumerOffsetsChange(offsets)), lambda _: None)
+    broker.group.propose(state_batch(ConsumerOffsetsChange.of(offsets)), lambda _: None)
     broker.group.settle()
 
 

@@ -26,6 +26,8 @@ from dledger.remoting.protocol.codes import RequestCode
 from dledger.remoting.protocol.command import RemotingCommand, request
 from dledger.remoting.protocol.own_fields import NOT_MADE_FIELD
 from dledger.state.state_record import ConsumerOffsetsChange, state_batch
+from dledger.state.table import Table
+from dledger.state.tables import CONSUMER_OFFSETS
 from dledger.testing.doubles import EPOCH_MS, ManualClock
 from tests.harness.broker import Broker
 from tests.harness.fake_group import BROKER, LEADER, FakeConnection, FakeGroup
@@ -107,7 +109,7 @@ def test_group_that_may_not_be_made_is_code_26(group: FakeGroup, clock: ManualCl
 def test_a_group_goes_with_its_offsets_if_asked(broker: Broker, field: str) -> None:
     broker.make_topic("T")
     put(broker)
-    offsets = ConsumerOffsetsChange((("g", "T", 0, 5), ("h", "T", 0, 6)))
+    offsets = ConsumerOffsetsChange.of((("g", "T", 0, 5), ("h", "T", 0, 6)))
     broker.group.propose(state_batch(offsets), lambda _: None)
     broker.group.settle()
     broker.processors.offsets.commit("g", "T", 1, 8)
@@ -124,7 +126,7 @@ def test_a_group_goes_with_its_offsets_if_asked(broker: Broker, field: str) -> N
 def test_a_group_goes_and_its_offsets_stay_if_not(broker: Broker) -> None:
     broker.make_topic("T")
     put(broker)
-    offsets = ConsumerOffsetsChange((("g", "T", 0, 5),))
+    offsets = ConsumerOffsetsChange.of((("g", "T", 0, 5),))
     broker.group.propose(state_batch(offsets), lambda _: None)
     broker.group.settle()
     assert broker.call(RequestCode.DELETE_SUBSCRIPTIONGROUP, {"groupName": "g"}).code == 0
@@ -175,7 +177,7 @@ def filled(broker: Broker) -> Broker:
         broker.group.put("T", 0, b"x")
         broker.clock.now_s += 10
     offsets = (("g", "T", 0, 2), ("g", "U", 0, 0), ("h", "T", 0, 4), ("h", "T", 1, 0))
-    broker.group.propose(state_batch(ConsumerOffsetsChange(offsets)), lambda _: None)
+    broker.group.propose(state_batch(ConsumerOffsetsChange.of(offsets)), lambda _: None)
     broker.group.settle()
     return broker
 
@@ -209,7 +211,7 @@ def test_topics_are_chosen(filled: Broker) -> None:
     assert set(stats(filled, group="nobody", topic="T").offset_table) == {Q0, Q1}
 
 
-class Offsets(dict[tuple[str, str], dict[int, int]]):
+class Offsets(Table[tuple[str, str], dict[int, int]]):
     """Counts the passes over all of it."""
 
     passes = 0
@@ -222,7 +224,8 @@ class Offsets(dict[tuple[str, str], dict[int, int]]):
 async def test_figures_of_a_group_cost_no_look_at_others(filled: Broker) -> None:
     """Tools ask for those of each group, and a broker may have a million pairs."""
     state = filled.group.state
-    every = state.consumer_offsets = Offsets(state.consumer_offsets)
+    every = Offsets(CONSUMER_OFFSETS, state.consumer_offsets.items())
+    state.consumer_offsets = every
     assert len(stats(filled).offset_table) == 3
     answer = await filled.handle(
         request(RequestCode.GET_BROKER_CONSUME_STATS, {"isOrder": "false"})

@@ -18,8 +18,9 @@ from dledger.remoting.protocol.codes import RequestCode, ResponseCode
 from dledger.remoting.protocol.command import RemotingCommand, request
 from dledger.remoting.protocol.own_fields import TOKENS_FIELD
 from dledger.services.queue_locks import FORGOTTEN_LEASES, LEASE_S, MAX_QUEUES_PER_CHANGE
-from dledger.state.queue_lock import LockKey, QueueLock
+from dledger.state.queue_lock import QUEUE_LOCKS, LockKey, QueueLock
 from dledger.state.state_record import TopicsChange, state_batch
+from dledger.state.table import Table
 from dledger.state.topics import QUEUE_LOCKS_QUEUE, STATE_TOPIC
 from dledger.testing.doubles import ManualClock
 from tests.harness.broker import Broker
@@ -357,7 +358,7 @@ def test_a_token_that_is_no_number_is_refused(locking: Broker) -> None:
     assert commit(locking, 1, lockToken="x").code == ResponseCode.SYSTEM_ERROR
 
 
-class Locks(dict[LockKey, QueueLock]):
+class Locks(Table[LockKey, QueueLock]):
     """Counts the passes over all of it."""
 
     passes = 0
@@ -374,10 +375,10 @@ def test_whether_a_group_holds_locks_is_known_without_all(
     locks, state = locking.processors.locks, locking.group.state
     assert not locks.holds_any(GROUP)
     lock(locking, "a", 0, 1)
-    state.queue_locks = Locks(state.queue_locks)
+    passes = state.queue_locks = Locks(QUEUE_LOCKS, state.queue_locks.items())
     for _ in range(3):
         assert (locks.holds_any(GROUP), locks.holds_any("h")) == (True, False)
-    assert state.queue_locks.passes == 1
+    assert passes.passes == 1
     unlock(locking, "a", 0)
     assert locks.holds_any(GROUP)
     unlock(locking, "a", 1)

@@ -20,7 +20,7 @@ from dledger.remoting.protocol.pop_requests import (
 )
 from dledger.remoting.protocol.receipt_handle import ReceiptHandle
 from dledger.services.pop_grants import SET_ASIDE_S
-from dledger.state.pop import MAX_OUT_PER_QUEUE
+from dledger.state.pop import MAX_OUT_PER_QUEUE, RequestMode
 from dledger.state.topics import POP_QUEUE, STATE_TOPIC, TopicConfig
 from dledger.testing.doubles import ManualClock
 from tests.harness.broker import Broker, topic_fields
@@ -393,7 +393,7 @@ def test_deleted_group_has_no_mode(popping: Broker, clean: str, has_config: bool
         assert popping.call(RequestCode.SET_MESSAGE_REQUEST_MODE, {}, asked).code == 0
     remove = {"groupName": "g", "cleanOffset": clean}
     assert popping.call(RequestCode.DELETE_SUBSCRIPTIONGROUP, remove).code == 0
-    assert popping.group.state.request_modes == {"T": {"h": ["POP", 8]}}
+    assert popping.group.state.request_modes == {("T", "h"): RequestMode("h", "T", "POP", 8)}
     query = {"topic": "T", "consumerGroup": "g", "clientId": "c", "messageModel": "CLUSTERING"}
     answer = popping.call(RequestCode.QUERY_ASSIGNMENT, {}, json.dumps(query).encode())
     assigned = QueryAssignmentResponseBody.decode(answer.body).message_queue_assignments

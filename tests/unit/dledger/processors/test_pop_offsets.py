@@ -15,9 +15,8 @@ from dledger.remoting.protocol.headers import PullMessageHeader
 from dledger.services.pop_grants import PASSED_OVER_MS
 from dledger.services.pop_lines import RECENT_S
 from dledger.services.queue_locks import LEASE_S
-from dledger.state.image import snapshot
 from dledger.state.pop import HAS_ROW, PopChange, PopGrant, PopMark
-from dledger.state.snapshot import load
+from dledger.state.snapshot import load, snapshot
 from dledger.state.state_record import state_batch
 from dledger.testing.doubles import ManualClock, VirtualClock
 from tests.harness.broker import Broker
@@ -218,11 +217,7 @@ def test_reset_ends_what_was_decided_before_it(popping: Broker, late: str) -> No
     popping.group.propose(state_batch(changes[late]), lambda _: None)
     popping.group.settle()
     assert (popping.group.state.pops, offset_of(popping)) == ({}, 1)
-    other = load(
-        snapshot(popping.group.state),
-        builtin_topics=popping.group.state.builtin_topics,
-        builtin_groups=popping.group.state.builtin_groups,
-    )
+    other = load(snapshot(popping.group.state), popping.group.state)
     assert (other.pops, other.consumer_offset(*key)) == ({}, 1)
     assert bodies(pop(popping)) == [(b"b", 0), (b"c", 0)]
     assert ack(popping, given[0]).code == ResponseCode.NO_MESSAGE

@@ -20,7 +20,8 @@ from dledger.remoting.protocol.headers import (
     SendMessageHeader,
     UpdateConsumerOffsetHeader,
 )
-from dledger.services.limits import TableLimits
+from dledger.services.limits import check_limit
+from dledger.settings.tables import BrokerTable
 from dledger.testing.doubles import ManualClock
 from tests.harness.broker import Broker
 from tests.harness.fake_group import FakeConnection, FakeGroup
@@ -236,8 +237,13 @@ def test_account_has_its_own_limit_of_clients(checking: Broker) -> None:
 
 
 def test_defaults_hold_what_large_clusters_have() -> None:
-    limits = TableLimits()
-    limits.check_topics(20_000 + 2 * 2_000)
-    limits.check_groups(2_000)
-    limits.check_group_topics(100_000, 1_000)
-    limits.check_clients(4 * 2_000, 2_000)
+    held = {
+        "max_topics": 20_000 + 2 * 2_000,
+        "max_groups": 2_000,
+        "max_group_topics": 100_000,
+        "max_topics_per_group": 1_000,
+        "max_clients": 4 * 2_000,
+        "max_clients_per_group": 2_000,
+    }
+    for name, number in held.items():
+        check_limit(BrokerTable(), name, number)

@@ -100,7 +100,7 @@ def test_a_topic_that_cannot_be_is_refused(
 def test_deleted_topic_loses_queues_and_offsets(broker: Broker) -> None:
     create(broker)
     broker.group.put("T", 0, b"x")
-    offsets = ConsumerOffsetsChange((("g", "T", 0, 1),))
+    offsets = ConsumerOffsetsChange.of((("g", "T", 0, 1),))
     broker.group.propose(state_batch(offsets), lambda _: None)
     broker.group.settle()
     assert broker.call(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": "T"}).code == 0

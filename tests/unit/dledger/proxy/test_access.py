@@ -12,7 +12,7 @@ from dledger.commitlog.errors import ConfigError
 from dledger.proxy import messaging_pb2 as pb
 from dledger.proxy.access import RIGHTS, Access, host_of, signature
 from dledger.proxy.caller import Caller
-from dledger.proxy.config import load_config
+from dledger.proxy.config import ProxyConfig
 from dledger.proxy.status import RefusedError
 from dledger.remoting.access.account_file import AccountStore
 from dledger.remoting.access.accounts import INNER_TOPICS, Right
@@ -189,4 +189,4 @@ def test_host_is_that_of_the_peer(peer: str, host: str) -> None:
 
 def test_access_control_needs_accounts() -> None:
     with pytest.raises(ConfigError, match="acl_file"):
-        load_config(options={"server.acl_enable": True})
+        ProxyConfig.load(options={"server.acl_enable": True})

@@ -11,7 +11,7 @@ from dledger.client.core.route import MessageQueue, TopicRoute
 from dledger.commitlog.errors import ConfigError
 from dledger.proxy import messaging_pb2 as pb
 from dledger.proxy.caller import ANSWER_MARGIN_S, TIMEOUT_S, TIMEOUT_S_MIN, Caller
-from dledger.proxy.config import address_of, load_config
+from dledger.proxy.config import ProxyConfig, address_of
 from dledger.proxy.messages import duration
 from dledger.proxy.receives import (
     INVISIBLE_MS,
@@ -228,7 +228,7 @@ def test_no_address_is_refused(text: str) -> None:
 
 
 def test_settings_that_contradict_are_refused() -> None:
-    assert load_config(options={"server.listen": "[::1]:0"}).server.listen == "[::1]:0"
+    assert ProxyConfig.load(options={"server.listen": "[::1]:0"}).server.listen == "[::1]:0"
     assert address_of("[::1]:0") == ("::1", 0)
     with pytest.raises(ConfigError, match="tls_key_file"):
-        load_config(options={"server.tls_cert_file": "chain.pem"})
+        ProxyConfig.load(options={"server.tls_cert_file": "chain.pem"})

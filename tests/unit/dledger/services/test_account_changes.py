@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from dledger.remoting.access.accounts import Permission, group_right, topic_right
 from dledger.remoting.protocol.access_bodies import (

@@ -10,6 +10,7 @@ import trio
 from dledger.commitlog.errors import DiskFullError
 from dledger.remoting.protocol.codes import RequestCode
 from dledger.services.limits import DiskSpace
+from dledger.settings.tables import StoreTable
 from dledger.testing.doubles import ManualClock, VirtualClock
 from dledger.waiting import PERIOD_S, every_second
 from tests.harness.broker import Broker
@@ -25,7 +26,7 @@ async def test_disk_is_full_from_the_warning_level_on(
     autojump_clock: Any,
 ) -> None:
     used = 0.5
-    space = DiskSpace(lambda: used, 0.9)
+    space = DiskSpace(lambda: used, StoreTable())
     async with trio.open_nursery() as nursery:
         nursery.start_soon(every_second, VirtualClock(), space.measure)
         await trio.sleep(0)
@@ -40,7 +41,7 @@ async def test_disk_is_full_from_the_warning_level_on(
 
 
 def test_error_names_not_stored() -> None:
-    error = DiskSpace(lambda: 1.0, 0.9).full_error()
+    error = DiskSpace(lambda: 1.0, StoreTable()).full_error()
     assert isinstance(error, DiskFullError)
     assert (error.outcome, error.retriable) == ("not_stored", True)
     assert "diskSpaceWarningLevelRatio" in str(error)

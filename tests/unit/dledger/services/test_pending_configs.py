@@ -6,6 +6,7 @@ import pytest
 
 from dledger.group_api import Proposed
 from dledger.services.pending_configs import PendingConfigs, TopicView
+from dledger.settings.tables import BrokerTable
 from dledger.state.state_record import TopicsChange, state_batch
 from dledger.state.topics import TopicConfig
 from tests.harness.fake_group import FakeGroup
@@ -121,7 +122,7 @@ def test_a_removal_of_unknown_outcome_ends_with_the_leadership(
 
 
 def test_topics_are_made_after_the_default_topic_only(group: FakeGroup) -> None:
-    view = TopicView(group, auto_create_topic_enable=True, auto_create_group_enable=True)
+    view = TopicView(group, BrokerTable())
     made = view.to_create("New", "TBW102", 4)
     assert made == TopicConfig("New", 4, 4, 6)
     assert view.to_create("New", "BenchmarkTest", 4) is None

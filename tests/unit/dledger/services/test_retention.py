@@ -5,27 +5,27 @@ Hours of the local day, over the changes to summer time and back.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from datetime import datetime
 from typing import Any
 from zoneinfo import ZoneInfo
 
 import pytest
 import structlog.testing
-from msgspec import structs
+from msgspec.structs import replace
 
 from dledger.commitlog.errors import CorruptEntryError
 from dledger.commitlog.mark import Anchor
 from dledger.commitlog.record import checked_body
 from dledger.commitlog.seams import utc
-from dledger.config import load_config
 from dledger.group_api import Proposed
 from dledger.remoting.machine import local_offset_ms
 from dledger.services.retention import HOUR_MS, RetentionService, is_in_hours
-from dledger.settings_tables import StoreTable
+from dledger.settings.config import load_config
+from dledger.settings.tables import StoreTable
 from dledger.state.state_record import (
     AGE,
     FORCED,
@@ -109,7 +109,7 @@ class Kept:
         )
 
     def settle(self, **changes: Any) -> None:
-        self.service.settings = structs.replace(self.service.settings, **changes)
+        self.service.settings = dataclasses.replace(self.service.settings, **changes)
 
     def remove_files(self) -> None:
         """As a checkpoint does with what stands before the floor."""

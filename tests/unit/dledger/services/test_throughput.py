@@ -78,7 +78,9 @@ def test_deleted_keys_free_their_place() -> None:
 
 
 def test_topic_counts_all_its_queues() -> None:
-    tables = StateTables(queues={("T", 0): QueueBounds(0, 5), ("T", 1): QueueBounds(2, 7)})
+    tables = StateTables()
+    tables.queues |= {("T", 0): QueueBounds(0, 5), ("T", 1): QueueBounds(2, 7)}
+    tables.index()
     clock = ManualClock()
     throughput = Throughput(clock, tables)
 
@@ -93,7 +95,10 @@ def test_topic_counts_all_its_queues() -> None:
 
 def test_recreated_topic_begins_at_zero() -> None:
     clock = ManualClock()
-    throughput = Throughput(clock, StateTables(queues={("T", 0): QueueBounds(0, 5)}))
+    tables = StateTables()
+    tables.queues["T", 0] = QueueBounds(0, 5)
+    tables.index()
+    throughput = Throughput(clock, tables)
     throughput.on_applied([("T", 0, 2)])
     throughput.on_applied([("T", 0, 6)])
     spans = present(throughput.stats.spans("TOPIC_PUT_NUMS", "T", clock.monotonic()))

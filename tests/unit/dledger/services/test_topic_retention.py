@@ -11,7 +11,7 @@ from dledger.remoting.protocol.codes import RequestCode
 from dledger.remoting.protocol.command import RemotingCommand
 from dledger.remoting.protocol.own_fields import CONFIRMED_FIELD, GIVES_UP_FIELD, decode_given_up
 from dledger.services.retention import RetentionService, queue_floors, retention_ms
-from dledger.settings_tables import StoreTable
+from dledger.settings.tables import StoreTable
 from dledger.state.state_record import QueueFloorsChange, TopicsChange, state_batch
 from dledger.state.topics import TopicConfig
 from dledger.testing.doubles import ManualClock

@@ -24,7 +24,7 @@ from dledger.services.transaction_check import (
     Producers,
     TransactionCheckService,
 )
-from dledger.settings_tables import BrokerTable, StoreTable
+from dledger.settings.tables import BrokerTable, StoreTable
 from dledger.state.topics import STATE_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC, TRANSACTIONS_QUEUE
 from dledger.state.transactions import TransactionDecision
 from tests.harness.broker import Broker

@@ -11,7 +11,6 @@ import pytest
 import trio
 
 from dledger import log_clock
-from dledger.broker_settings import delays_of_levels
 from dledger.commitlog.entry import Run
 from dledger.commitlog.record import encode_record
 from dledger.group import Group
@@ -26,7 +25,8 @@ from dledger.services.delayed_message import (
 from dledger.services.retention import HOUR_MS, RetentionService
 from dledger.services.schedule import ScheduleMessageService
 from dledger.services.timer import TimerMessageService
-from dledger.settings_tables import StoreTable
+from dledger.settings.tables import StoreTable
+from dledger.settings.text import delays_of_levels
 from dledger.state.topics import SCHEDULE_TOPIC, TIMER_TOPIC
 from tests.harness.broker import LEVELS_MS
 from tests.harness.fake_group import batch_of

@@ -18,13 +18,11 @@ from dledger.state.pop import (
 )
 from dledger.state.state_record import (
     ConsumerOffsetsChange,
-    StateChange,
     SubscriptionGroupsChange,
     TopicsChange,
-    decode_change,
-    encode_change,
     state_batch,
 )
+from dledger.state.table import StateChange
 from dledger.state.topics import TopicConfig
 from tests.harness.fake_group import FakeGroup
 
@@ -76,8 +74,7 @@ def test_floor_rises_over_a_long_gap_in_few_steps() -> None:
     ("found", "now"), [(None, 2), (2, None), (2, 1), (HAS_ROW, None), (HAS_ROW, 2)]
 )
 def test_a_grant_found_another_committed_offset(found: int | None, now: int | None) -> None:
-    change = PopChange.from_state(grant(2, 3, since=2, committed=found).to_state())
-    assert change == grant(2, 3, since=2, committed=found)
+    change = grant(2, 3, since=2, committed=found)
     rows: PopRows = {}
     assert apply_pop(rows, change, 7, 0, lambda _: now) == {}
     assert rows == {}
@@ -128,15 +125,15 @@ def test_pop_record_is_applied(group: FakeGroup) -> None:
     assert set(group.state.pops[KEY].out) == {0, 1}
     assert group.state.pop_index == index
     assert group.state.consumer_offset(*KEY) == 0
-    assert group.state.request_modes == {"T": {"g": ["POP", 8]}}
+    assert group.state.request_modes == {("T", "g"): RequestMode("g", "T", "POP", 8)}
 
 
 def test_set_offset_ends_the_grants_of_a_queue(group: FakeGroup) -> None:
     apply(group, TopicsChange(put=(TopicConfig("T", 1, 1),)))
     apply(group, grant(0, 1))
-    apply(group, ConsumerOffsetsChange((("g", "T", 0, 5),)))
+    apply(group, ConsumerOffsetsChange.of((("g", "T", 0, 5),)))
     assert (group.state.pops, group.state.consumer_offset(*KEY)) == ({}, 5)
-    assert KEY in group.state.marks.pops
+    assert KEY in group.state.pops.changed
 
 
 def test_deleted_topic_takes_its_grants_and_modes_along(group: FakeGroup) -> None:
@@ -155,9 +152,7 @@ def test_deleted_group_takes_its_modes_along(group: FakeGroup) -> None:
         RequestMode("g", "U", "POP"),
     )
     apply(group, PopChange(modes=modes))
-    change = SubscriptionGroupsChange(delete=("g",))
-    assert decode_change(*encode_change(change)) == change
-    apply(group, change)
-    assert group.state.request_modes == {"T": {"h": ["POP", 0]}}
+    apply(group, SubscriptionGroupsChange(delete=("g",)))
+    assert group.state.request_modes == {("T", "h"): RequestMode("h", "T", "POP")}
     apply(group, SubscriptionGroupsChange(delete=("h",)))
     assert group.state.request_modes == {}

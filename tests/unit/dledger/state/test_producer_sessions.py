@@ -12,7 +12,7 @@ A, B, C = b"A" * 16, b"B" * 16, b"C" * 16
 
 
 def known(sessions: ProducerSessions) -> list[bytes]:
-    return sessions.ids()
+    return list(sessions.table)
 
 
 def test_a_stored_sequence_is_found_at_its_place() -> None:
@@ -96,15 +96,3 @@ def test_send_restarts_an_expired_session() -> None:
     sessions.note(A, 7, 5, 3, StoredSend(500), 0)
     session = present(sessions.get(A))
     assert (session.epoch, session.floor, session.stored) == (7, 5, {5: StoredSend(500)})
-
-
-def test_sessions_survive_as_state_in_their_order_of_use() -> None:
-    sessions = ProducerSessions()
-    sessions.open(B, 2, 5)
-    sessions.open(A, 3, 6)
-    sessions.note(B, 2, 0, 0, StoredSend(77, (1, 4)), 8)
-    again = ProducerSessions.of_state([sessions.row(name) or [] for name in sessions.ids()])
-    assert again == sessions
-    assert known(again) == [A, B]
-    session = present(again.get(B))
-    assert session.stored == {0: StoredSend(77, (1, 4))}

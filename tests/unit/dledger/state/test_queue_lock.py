@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import cbor2
 import pytest
 
 from dledger.commitlog.errors import InvariantBroken
@@ -14,8 +13,7 @@ from dledger.state.queue_lock import (
     QueueLocksChange,
     apply_queue_locks,
 )
-from dledger.state.state_record import TopicsChange, decode_change, encode_change, state_batch
-from dledger.state.topics import QUEUE_LOCKS_QUEUE
+from dledger.state.state_record import TopicsChange, state_batch
 from tests.harness.fake_group import FakeGroup
 
 KEY: LockKey = ("g", "T", 1)
@@ -29,17 +27,6 @@ def test_the_token_of_a_grant_is_the_index_of_its_entry(group: FakeGroup) -> Non
         group.settle()
     assert group.state.queue_locks == {KEY: QueueLock("b", 2), OTHER: QueueLock("b", 2)}
     assert group.state.queue_locks_index == 2
-
-
-def test_a_record_is_read_as_it_was_written() -> None:
-    change = QueueLocksChange((LockRelease(KEY, 7),), (LockGrant(OTHER, "c", 9),))
-    queue_id, body = encode_change(change)
-    assert (queue_id, decode_change(queue_id, body)) == (QUEUE_LOCKS_QUEUE, change)
-    assert cbor2.loads(body) == {
-        "v": 1,
-        "release": [["g", "T", 1, 7]],
-        "grant": [["g", "U", 0, "c", 9]],
-    }
 
 
 def test_one_entry_may_give_a_queue_from_one_to_another() -> None:

@@ -1,26 +1,47 @@
-"""What holds for every replicated table: its records, its rows in a snapshot, its rows in a cut."""
+"""Every replicated table and every state record keeps to one contract."""
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any
 
 import cbor2
 import pytest
 
 from dledger.commitlog.errors import InvariantBroken
+from dledger.commitlog.mark import Anchor
 from dledger.jepsen_like.simulation.reference_replica import digests_by_field
-from dledger.state.accounts import AccessChange, AccountConfig, PolicyConfig
-from dledger.state.image import Image, cut_everything, snapshot, take_cut
-from dledger.state.pop import PopChange, PopGrant, PopMark, RequestMode
-from dledger.state.queue_lock import LockGrant, LockRelease, QueueLocksChange
-from dledger.state.snapshot import load
+from dledger.state.accounts import ACCOUNTS, AccessChange, AccountConfig, PolicyConfig
+from dledger.state.pending_timers import RECALLED, TIMER_PIECES
+from dledger.state.pop import (
+    HAS_ROW,
+    POPS,
+    REQUEST_MODES,
+    Out,
+    PopChange,
+    PopGrant,
+    PopMark,
+    PopRow,
+    RequestMode,
+)
+from dledger.state.producer_sessions import SESSIONS, ProducerSession, StoredSend
+from dledger.state.queue_lock import (
+    QUEUE_LOCKS,
+    LockGrant,
+    LockRelease,
+    QueueLock,
+    QueueLocksChange,
+)
+from dledger.state.snapshot import Image, cut_everything, load, snapshot, take_cut
 from dledger.state.state_record import (
+    CHANGES,
     ConsumerOffsetsChange,
     DelayProgressChange,
+    FloorChange,
+    FloorReason,
     ProducerOpenedChange,
     ProducerSendChange,
     QueueFloorsChange,
-    StateChange,
     SubscriptionGroupsChange,
     TimersChange,
     TopicsChange,
@@ -29,75 +50,139 @@ from dledger.state.state_record import (
     encode_change,
     state_batch,
 )
+from dledger.state.table import Form, StateChange
+from dledger.state.tables import (
+    CONSUMER_OFFSETS,
+    DELAY_PROGRESS,
+    FIRST_POSITIONS,
+    QUEUES,
+    Counters,
+    QueueBounds,
+    StateTables,
+)
 from dledger.state.topics import (
     HALF_TOPIC,
+    SUBSCRIPTION_GROUPS,
     TIMER_TOPIC,
+    TOPICS,
     SubscriptionGroupConfig,
     TopicConfig,
-    builtin_groups,
-    builtin_topics,
 )
-from dledger.state.transactions import TransactionDecision
-from tests.harness.fake_group import BROKER, CLUSTER, FakeGroup
+from dledger.state.transactions import DECISIONS, OPEN_HALVES, OpenHalf, TransactionDecision
+from tests.harness.check_table import check_change, check_table
+from tests.harness.fake_group import FakeGroup
 
-BUILTIN: dict[str, Any] = {
-    "builtin_topics": builtin_topics(CLUSTER, BROKER),
-    "builtin_groups": builtin_groups(),
-}
+TOPIC = TopicConfig("T", 2, 3, 4, "MULTI_TAG", 5, True, {"k": "v"})
+GROUP = SubscriptionGroupConfig(
+    "g", False, False, False, True, 2, 3, 4, 5, False, 6, 7, {"a": "b"}, {"type": "c"}
+)
 POLICY = PolicyConfig("Custom", "Topic:orders", ("Pub", "Sub"), ("10.0.0.0/8",), "Allow")
 ACCOUNT = AccountConfig(
-    "a", "secret-secret", False, True, "10.0.0.*", "DENY", "PUB", {"T": "SUB"}, {"g": "SUB"},
+    "order-service",
+    "hunter2-hunter2",
+    True,
+    False,
+    "10.0.0.*",
+    "PUB",
+    "SUB",
+    {"orders": "PUB|SUB"},
+    {"billing": "SUB"},
     (POLICY,),
-)  # fmt: skip
-PRODUCER = b"0123456789abcdef"
-QUEUE = ("g", "T", 0)
+)
+KEY = ("g", "T", 1)
+REASON = FloorReason(
+    cause="size",
+    decided_ms=1,
+    end_position=2,
+    reserved_hours=3,
+    keep_bytes=4,
+    disk_used_permille=5,
+    force_permille=6,
+    asked_by="root",
+)
+BIG = 1 << 62
 
-TABLES: dict[str, tuple[StateChange, ...]] = {
-    "topics": (
-        TopicsChange((TopicConfig("N", 2, 3, 4, "MULTI_TAG", 4, True, {"a": "b"}),), (), "root"),
-        TopicsChange(delete=("N",)),
-    ),
+ROWS: dict[Form[Any, Any], dict[Any, Any]] = {
+    TOPICS: {"b": TOPIC, "a": TopicConfig("a")},
+    SUBSCRIPTION_GROUPS: {"b": GROUP, "a": SubscriptionGroupConfig("a")},
+    CONSUMER_OFFSETS: {("g", "b"): {2: BIG, 0: 1}, ("g", "a"): {0: 1}},
+    DELAY_PROGRESS: {3: BIG, 1: 4},
+    TIMER_PIECES: {7: bytearray(b"\x01\x00"), 3: bytearray(b"\x80")},
+    RECALLED: {9: True, 4: True},
+    QUEUES: {("b", 0): QueueBounds(3, BIG), ("a", 1): QueueBounds(0, 1)},
+    FIRST_POSITIONS: {("b", 0): BIG, ("a", 1): 0},
+    SESSIONS: {
+        b"B": ProducerSession(7, 1, BIG, {3: StoredSend(77, (1, 4)), 1: StoredSend(5)}),
+        b"A": ProducerSession(8),
+    },
+    OPEN_HALVES: {300: OpenHalf(BIG, 2, 3, 4), 2: OpenHalf(1, 2)},
+    DECISIONS: {300: TransactionDecision.ROLLBACK, 2: TransactionDecision.COMMIT},
+    QUEUE_LOCKS: {("g", "T", 1): QueueLock("b", BIG), ("g", "T", 0): QueueLock("a", 1)},
+    POPS: {
+        ("g", "T", 1): PopRow(1, 9, {5: Out(2, 3, 4, BIG), 7: Out(1, 2, 3, 4)}),
+        ("g", "T", 0): PopRow(0, 1, {0: Out(1, 2, 3, 4)}),
+    },
+    REQUEST_MODES: {
+        ("T", "h"): RequestMode("h", "T", "POP", 8),
+        ("T", "g"): RequestMode("g", "T", "PULL"),
+    },
+    ACCOUNTS: {"b": ACCOUNT, "a": AccountConfig("a", "s")},
+}
+
+CHANGED: dict[str, tuple[StateChange, ...]] = {
+    "topics": (TopicsChange((TOPIC,), ("x", "y"), "root"), TopicsChange(delete=("T",))),
     "subscription_groups": (
-        SubscriptionGroupsChange(
-            (
-                SubscriptionGroupConfig(
-                    "g", False, False, False, True, 2, 3, 4, 5, False, 6, 7, {"a": "b"}, {"t": "c"}
-                ),
-            )
-        ),
+        SubscriptionGroupsChange((GROUP,), ("x",), ("y",)),
         SubscriptionGroupsChange(delete=("g",), forget=("g",)),
     ),
     "consumer_offsets": (
-        ConsumerOffsetsChange((("g", "T", 0, 5), ("g", "T", 1, 300))),
-        ConsumerOffsetsChange((("g", "T", 0, 2),)),
+        ConsumerOffsetsChange.of((("g", "T", 0, 5), ("g", "T", 1, BIG), ("h", "T", 0, 1))),
+        ConsumerOffsetsChange.of((("g", "T", 0, 2),)),
     ),
     "delay_progress": (DelayProgressChange(3, 0, 9), DelayProgressChange(3, 9, 10)),
-    "timers": (TimersChange(done=(0, 3), recalled=(2,)), TimersChange(done=(1,))),
-    "queues": (QueueFloorsChange((("T", 0, 1),), 1_700_000_000_000, (("T", 5),)),),
+    "timers": (TimersChange((0, 3), (2,)), TimersChange((1,))),
+    "queues": (QueueFloorsChange((("T", 0, 1),), 1_700_000_300_000, (("T", 5), ("U", 9))),),
     "producers": (
-        ProducerOpenedChange(PRODUCER),
-        ProducerSendChange(PRODUCER, 1 << 40, 300, 299, (2, 7)),
+        ProducerOpenedChange(b"0123456789abcdef"),
+        ProducerSendChange(b"0123456789abcdef", 1 << 40, 300, 299, (2, 7)),
     ),
     "transactions": (
-        TransactionsChange(checked=((1, 1),)),
-        TransactionsChange(decided=((3, TransactionDecision.COMMIT),)),
-        TransactionsChange(decided=((0, TransactionDecision.GIVEN_UP),)),
+        TransactionsChange(((3, TransactionDecision.COMMIT),), ((1, 1),)),
+        TransactionsChange(((0, TransactionDecision.GIVEN_UP),)),
     ),
     "queue_locks": (
-        QueueLocksChange(grants=(LockGrant(QUEUE, "a"), LockGrant(("g", "U", 1), "a"))),
-        QueueLocksChange((LockRelease(QUEUE, 4),), (LockGrant(QUEUE, "b"),)),
+        QueueLocksChange(grants=(LockGrant(KEY, "a"), LockGrant(("g", "U", 1), "a"))),
+        QueueLocksChange((LockRelease(KEY, 4),), (LockGrant(KEY, "b"),)),
     ),
     "pops": (
-        PopChange(grants=(PopGrant(QUEUE, 100, 0, 2, (0, 1)),)),
-        PopChange(acked=(PopMark(QUEUE, 1, 4),)),
+        PopChange(grants=(PopGrant(KEY, 100, 0, 2, (0, 1)),)),
+        PopChange(
+            (PopMark(KEY, 1, 4),),
+            (PopMark(KEY, 3, 4),),
+            (PopMark(KEY, 0, 4, 700),),
+            (PopGrant(KEY, 100, 2, 9, (2, 3), ((1, 7),), HAS_ROW),),
+        ),
     ),
     "request_modes": (PopChange(modes=(RequestMode("g", "T", "POP", 8),)),),
     "accounts": (
-        AccessChange((ACCOUNT,), (), "10.9.9.9", "operator at 10.0.0.1"),
-        AccessChange((), ("a", "never-there"), ""),
+        AccessChange((ACCOUNT,), ("other",), "10.9.9.9", "root"),
+        AccessChange(delete=("order-service", "never-there"), white_addresses=""),
     ),
 }
-"""Field of the tables, and changes of it."""
+"""Field of the tables, and what changes it, entry by entry."""
+
+FLOOR = FloorChange(Anchor(5, 400, 2, (1 << 64) - 1, 1_700_000_000_000), REASON)
+RECORDS = [*(change for changes in CHANGED.values() for change in changes), FLOOR]
+
+
+@pytest.mark.parametrize("form", ROWS, ids=lambda form: form.name)
+def test_table_keeps_to_its_contract(form: Form[Any, Any]) -> None:
+    check_table(form, ROWS[form])
+
+
+@pytest.mark.parametrize("change", RECORDS, ids=repr)
+def test_record_keeps_to_its_contract(change: StateChange) -> None:
+    check_change(change)
 
 
 @pytest.fixture
@@ -110,33 +195,58 @@ def filled(group: FakeGroup) -> FakeGroup:
     return group
 
 
-@pytest.mark.parametrize("table", TABLES)
-def test_table_follows_its_changes_by_snapshot_and_cut(table: str, filled: FakeGroup) -> None:
-    image, state = Image(), filled.state
-    image.take(cut_everything(state))
-    for change in TABLES[table]:
+@pytest.mark.parametrize("name", CHANGED)
+def test_image_follows_each_change_by_cuts(name: str, filled: FakeGroup) -> None:
+    state, image, late = filled.state, Image(), Image()
+    cuts = [cut_everything(state)]
+    image.take(cuts[0])
+    for change in (*CHANGED[name], None):
         before = digests_by_field(state)
-        filled.propose(state_batch(change), lambda _: None)
+        if change is None:
+            filled.put("T", 0, b"z")
+        else:
+            filled.propose(state_batch(change), lambda _: None)
         filled.settle()
-        assert digests_by_field(state)[table] != before[table], change
-        data = snapshot(state)
-        loaded = load(data, **BUILTIN)
-        assert (loaded, snapshot(loaded)) == (state, data), change
-        image.take(take_cut(state))
-        assert image.snapshot(hints=False) == data, change
+        assert digests_by_field(state)[name if change else "queues"] != before[name]
+        cuts.append(take_cut(state))
+        image.take(cuts[-1])
+        data = image.snapshot()
+        loaded = load(data, state)
+        assert (loaded, snapshot(loaded)) == (state, snapshot(state))
+        whole = Image()
+        whole.take(cut_everything(loaded))
+        assert whole.snapshot() == data
+    for cut in cuts:
+        late.take(cut)
+    assert late.snapshot() == image.snapshot(), "a cut shares nothing with the tables"
 
 
-@pytest.mark.parametrize("change", [each for every in TABLES.values() for each in every], ids=repr)
-def test_record_of_a_table_is_read_as_written_or_refused(change: StateChange) -> None:
-    queue_id, body = encode_change(change)
-    assert decode_change(queue_id, body) == change
-    value = cbor2.loads(body)
-    assert cbor2.dumps(value, canonical=True) == body
-    for name in value.keys() - {"white_addresses"}:
-        rest = {key: item for key, item in value.items() if key != name}
-        with pytest.raises(InvariantBroken, match=f"state record on queue {queue_id}"):
-            decode_change(queue_id, cbor2.dumps(rest))
-    for row in value.get("put", ()):
-        row["odd"] = 1
-        with pytest.raises(InvariantBroken, match=f"state record on queue {queue_id}"):
-            decode_change(queue_id, cbor2.dumps(value))
+def test_contract_is_checked_of_every_table_and_record() -> None:
+    tables = StateTables()
+    assert {table.form for table in tables.tables} == ROWS.keys()
+    plain, counters = digests_by_field(tables), {each.name for each in fields(Counters)}
+    assert plain.keys() - counters == CHANGED.keys()
+    assert {type(change) for change in RECORDS} == set(CHANGES.values())
+    for kind in CHANGES.values():
+        changes = [change for change in RECORDS if type(change) is kind]
+        for name in kind.__struct_fields__:
+            assert any(getattr(change, name) for change in changes), (kind, name)
+
+
+@pytest.mark.parametrize("config", [TOPIC, GROUP, ACCOUNT])
+def test_rows_of_the_contract_have_each_field(config: Any) -> None:
+    plain = type(config)(*[""] * (2 if config is ACCOUNT else 1))
+    names = config.__struct_fields__
+    assert [name for name in names if getattr(config, name) == getattr(plain, name)] == []
+
+
+@pytest.mark.parametrize(("queue_id", "body"), [(0, b"\xff"), (9, cbor2.dumps([1]))])
+def test_what_cannot_be_read_stops_the_node(queue_id: int, body: bytes) -> None:
+    with pytest.raises(InvariantBroken, match="state record"):
+        decode_change(queue_id, body)
+
+
+def test_offsets_are_written_with_each_name_once() -> None:
+    _, body = encode_change(ConsumerOffsetsChange.of((("g", "T", 0, 5), ("g", "T", 1, 300))))
+    # [1, {"g": {"T": {0: 5, 1: 300}}}]
+    assert body.hex() == "8201a16167a16154a20005" + "0119012c"

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dledger.config import load_config
-from dledger.live_settings import empty_tables
-from dledger.remoting.settings import ConfigFile
+from dledger.settings.config import load_config
+from dledger.settings.parts import empty_tables
+from dledger.settings.schema import ConfigFile
 from dledger.state.topics import (
     PERM_READ,
     PERM_WRITE,

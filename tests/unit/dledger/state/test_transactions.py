@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from dledger.commitlog.errors import InvariantBroken
 from dledger.state import transactions
-from dledger.state.image import snapshot
-from dledger.state.snapshot import load
 from dledger.state.state_record import TransactionsChange, state_batch
-from dledger.state.tables import StateTables
 from dledger.state.topics import HALF_TOPIC
 from dledger.state.transactions import OpenHalf, TransactionDecision, TransactionTable
 from dledger.testing.doubles import EPOCH_MS, ManualClock
@@ -95,22 +90,3 @@ def test_only_the_newest_decisions_are_remembered(monkeypatch: pytest.MonkeyPatc
     for half_offset in (3, 0, 2):
         table.decide(half_offset, COMMIT)
     assert list(table.decided) == [0, 2]
-
-
-@given(
-    st.lists(
-        st.tuples(
-            st.integers(0, 1 << 62), st.integers(0, 1 << 62), st.integers(0, 15), st.integers(0, 9)
-        )
-    ),
-    st.lists(st.sampled_from(TransactionDecision)),
-)
-def test_every_table_survives_its_snapshot(
-    halves: list[tuple[int, int, int, int]], decisions: list[TransactionDecision]
-) -> None:
-    table = TransactionTable({at: OpenHalf(*half) for at, half in enumerate(halves)})
-    for at, decision in enumerate(decisions, len(halves)):
-        table.begin(at, at, at)
-        table.decide(at, decision)
-    data = snapshot(StateTables(transactions=table))
-    assert load(data, builtin_topics={}, builtin_groups={}).transactions == table

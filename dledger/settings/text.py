@@ -10,13 +10,15 @@ Values that text spells in a way of its own are members, hours, delays, shares a
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from itertools import count
 from typing import Final
 
 from msgspec import Struct
 
-from dledger.remoting.settings import split_list
+from dledger.settings.schema import split_list
 
 OWN_KEYS: Final = frozenset(
     {
@@ -286,9 +288,6 @@ REFUSED: Final[Mapping[str, RefusedKey]] = {
     ),
 }
 
-REFUSED_KEYS: Final[Mapping[str, str]] = {key: entry.reason for key, entry in REFUSED.items()}
-"""RocketMQ key to what to do instead."""
-
 IN_SYNC_KEYS: Final = frozenset({"inSyncReplicas", "minInSyncReplicas"})
 """How many replicas have a message when it is acknowledged. More than a majority is refused."""
 
@@ -302,7 +301,7 @@ MASTER_AND_SLAVE_KEYS: Final[Mapping[str, frozenset[str]]] = {
 brokers would be two groups under one name, so they are refused without the list of members."""
 
 
-def members_wanted(source: str, key: str, raw: str, *, group: str, peer_port: int) -> str:
+def members_wanted(source: str, key: str, raw: object, *, group: str, peer_port: int) -> str:
     """Return why a broker that calls itself a slave does not start alone, and what to write."""
     return (
         f"{source}: {key} = {raw}: this broker would be a group of its own, beside its master's and"
@@ -340,10 +339,11 @@ class Peer(Struct, frozen=True):
         return f"{self.id}-{self.address}"
 
 
-MAX_DELAY_LEVELS = 64
+MAX_DELAY_LEVELS: Final = 64
 """Each level is a queue of its own and a delivery loop on the leader."""
 
 
+@cache
 def parse_delay_levels(text: str) -> tuple[int, ...]:
     """Return the delay of each level in milliseconds; the first one is level 1.
 
@@ -358,6 +358,14 @@ def parse_delay_levels(text: str) -> tuple[int, ...]:
     if not 1 <= len(delays) <= MAX_DELAY_LEVELS:
         raise ValueError(f"expected 1 to {MAX_DELAY_LEVELS} delays, got {len(delays)}")
     return tuple(delays)
+
+
+def delays_of_levels(levels_ms: Sequence[int]) -> dict[int, int]:
+    """Return the delay of every level there can be; one not configured any more waits longest."""
+    longest = max(levels_ms, default=0)
+    delays = dict.fromkeys(range(1, MAX_DELAY_LEVELS + 1), longest) if levels_ms else {}
+    delays.update(enumerate(levels_ms, start=1))
+    return delays
 
 
 def parse_peers(value: object) -> tuple[Peer, ...]:
@@ -425,3 +433,30 @@ def parse_exporter(value: object) -> str:
     if text.isdecimal() and int(text) < len(EXPORTER_TYPES):
         return EXPORTER_TYPES[int(text)]
     return text
+
+
+# ------------------------------------------------------------------------------- numbers of members
+
+
+LEADER_ID: Final = 0
+
+_DIGITS: Final = frozenset("0123456789")
+
+
+def number_in(member: str) -> int | None:
+    """Return the digits of a member's id as a number; None when it has none."""
+    digits = "".join(char for char in member if char in _DIGITS)
+    return int(digits) if digits else None
+
+
+def member_numbers(members: Iterable[str]) -> dict[str, int]:
+    """Return the number of each member: that in its id, else the next ones behind these, by name.
+
+    A follower registers under its number + 1.
+    """
+    found = {member: number_in(member) for member in sorted(members)}
+    last = max((number for number in found.values() if number is not None), default=-1)
+    following = count(last + 1)
+    return {
+        member: next(following) if number is None else number for member, number in found.items()
+    }

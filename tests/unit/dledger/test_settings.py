@@ -5,17 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, ClassVar
 
 import pytest
-from msgspec import Struct
 
 from dledger.commitlog.errors import ConfigError
-from dledger.remoting.settings import (
+from dledger.settings.schema import (
     Config,
     ConfigFile,
     Place,
-    Schema,
     SettingsReader,
     parse_addresses,
     setting,
@@ -48,29 +45,28 @@ def test_toml_lines_of_tables_and_keys() -> None:
     }
 
 
-class PortTable(Struct, frozen=True, kw_only=True):
+@dataclass(kw_only=True, slots=True)
+class PortTable:
     """``[listener]``: a port."""
 
-    port: Annotated[int, setting("Port.", "listenPort", "oldListenPort", ge=1, is_live=True)] = 1
-    names: Annotated[tuple[str, ...], setting("Addresses.", "names", parse=parse_addresses)] = (
-        "a:1",
-    )
+    port: int = setting(1, "Port.", "listenPort", "oldListenPort", ge=1, live="the next bind")
+    names: tuple[str, ...] = setting(("a:1",), "Addresses.", "names", parse=parse_addresses)
 
 
-class FlagTable(Struct, frozen=True, kw_only=True):
+@dataclass(kw_only=True, slots=True)
+class FlagTable:
     """``[flag]``: one flag."""
 
-    on: Annotated[bool, setting("Whether it is on.")] = False
-
-
-SCHEMA = Schema({"listener": PortTable, "flag": FlagTable})
+    on: bool = setting(False, "Whether it is on.")
 
 
 @dataclass(frozen=True, slots=True)
 class PortConfig(Config):
-    schema: ClassVar[Schema] = SCHEMA
     listener: PortTable = field(default_factory=PortTable)
     flag: FlagTable = field(default_factory=FlagTable)
+
+
+SCHEMA = PortConfig.schema()
 
 
 def reader_of(*files: ConfigFile, options: Mapping[str, object] | None = None) -> SettingsReader:
@@ -88,11 +84,16 @@ def test_schema_lists_settings_keys_and_limits() -> None:
         "names": "listener.names",
     }
     port = SCHEMA.settings["listener.port"]
-    assert (port.table, port.name, port.about, port.is_live) == ("listener", "port", "Port.", True)
+    assert (port.table, port.name, port.about, port.live) == (
+        "listener",
+        "port",
+        "Port.",
+        "the next bind",
+    )
     with pytest.raises(ValueError, match="expected a whole number >= 1"):
         port.parse("0")
     assert port.parse("8 KiB") == 8192
-    assert SCHEMA.show("flag.on", True) == "true"
+    assert SCHEMA.settings["flag.on"].show(True) == "true"
 
 
 def test_reader_takes_toml_before_properties() -> None:
@@ -147,12 +148,19 @@ def path_of(key: str) -> str:
 
 def test_config_changes_are_the_differences() -> None:
     config = PortConfig()
-    values = config.changes({"listenPort": "7", "flag.on": "false"}, path_of=path_of, daemon="d")
+    values, _ = config.changes({"listenPort": "7", "flag.on": "false"}, path_of=path_of, daemon="d")
     assert values == {"listener.port": 7}
     changed = config.with_values(values, "by hand")
     assert changed.changed_settings() == [("listener.port", "7", "by hand")]
     assert config.listener.port == 1
-    assert changed.flag is config.flag
+
+
+def test_config_change_reaches_all_that_have_the_table() -> None:
+    config = PortConfig()
+    table, copy = config.listener, config.copied()
+    config.change({"listener.port": 7}, "by hand")
+    assert (table.port, config.sources["listener.port"]) == (7, "by hand")
+    assert (copy.listener.port, copy.sources) == (1, {})
 
 
 def test_config_refuses_a_change_that_needs_a_start() -> None:

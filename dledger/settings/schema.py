@@ -1,29 +1,33 @@
 """Which settings a daemon has, and how they are read from files and options.
 
-A daemon lists its settings once, as fields of msgspec structs, one for each TOML table::
+A daemon lists its settings once, as fields of dataclasses, one for each TOML table::
 
-    class ServerTable(Struct, frozen=True, kw_only=True):
-        listen_port: Annotated[int, setting("Port for clients.", "listenPort", ge=0)] = 10911
+    @dataclass(kw_only=True, slots=True)
+    class ServerTable:
+        listen_port: int = setting(10911, "Port for clients.", "listenPort", ge=0)
 
-Files, command lines, requests for settings and the documentation are read off these fields.
+Files, command lines, requests for settings and the documentation are read off these fields. A part
+of the daemon gets its table and reads a field whenever it needs it: a change while the daemon runs
+is an assignment in `Config.change`, and no part has a copy.
 
 Sources are read one after the other: a later one wins. Each value keeps its source. Everything that
 cannot be taken is collected, one line for each setting, which names the source, the line of a file
-and the key. `Config` is the base of both daemons' configurations.
+and the key. `Config` is the base of all daemons' configurations.
 """
 
 from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from difflib import get_close_matches
+from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar, Final, ParamSpec, Self, get_args, get_type_hints
+from typing import Annotated, Any, ClassVar, Final, ParamSpec, Self, TypeVar, get_type_hints
 
 import msgspec
-from msgspec import Meta, Struct, structs
+from msgspec import Meta, Struct
 
 from dledger.commitlog.errors import ConfigError
 from dledger.remoting.properties import comment_hint, inline_comment, parse_properties
@@ -39,25 +43,34 @@ _KINDS: Final = {
 }
 
 
+T = TypeVar("T")
+
+
 def setting(
+    default: T,
     about: str,
     *keys: str,
-    is_live: bool = False,
+    live: str = "",
     parse: Callable[[object], object] | None = None,
     show: Callable[[Any], str] | None = None,
+    within: tuple[int, int] | None = None,
     **limits: Any,
-) -> Meta:
-    """Return the annotation of a field that is a setting.
+) -> T:
+    """Return the field of a table that is a setting.
 
     Args:
         keys: RocketMQ's names of it.
-        is_live: It can change while the daemon runs.
+        live: From when a change counts that is made while the daemon runs; empty: it needs a start.
         parse: Makes a value from text or from what TOML gives; raises ValueError.
         show: Makes text from a value that *parse* reads back.
+        within: Least and largest value.
         limits: Of msgspec's `Meta`: ``ge``, ``le``, ``min_length`` and so on.
     """
-    extra = {"keys": keys, "is_live": is_live, "parse": parse, "show": show}
-    return Meta(description=about, extra=extra, **limits)
+    if within is not None:
+        limits["ge"], limits["le"] = within
+    declared = {"about": about, "keys": keys, "live": live, "parse_raw": parse, "show_value": show}
+    found: T = field(default=default, metadata={**declared, "limits": Meta(**limits)})
+    return found
 
 
 class Setting(Struct, frozen=True, kw_only=True):
@@ -68,7 +81,7 @@ class Setting(Struct, frozen=True, kw_only=True):
     default: Any
     about: str
     keys: tuple[str, ...]
-    is_live: bool
+    live: str
     parse_raw: Callable[[object], object] | None
     show_value: Callable[[Any], str] | None
 
@@ -120,40 +133,33 @@ class Setting(Struct, frozen=True, kw_only=True):
 
 
 class Schema:
-    """All settings of a daemon."""
+    """All settings of a daemon, read off the tables of its configuration."""
 
-    def __init__(self, tables: Mapping[str, type[Struct]]) -> None:
-        self.tables = tables
+    def __init__(self, config: type[Config]) -> None:
+        hints = get_type_hints(config)
+        self.tables: dict[str, type[Any]] = {
+            name: kind
+            for name, kind in hints.items()
+            if isinstance(kind, type) and is_dataclass(kind)
+        }
         self.settings = {
-            found.path: found for name, table in tables.items() for found in _settings(name, table)
+            found.path: found
+            for name, kind in self.tables.items()
+            for found in _settings(name, kind)
         }
         self.keys = {key: found.path for found in self.settings.values() for key in found.keys}
 
-    def show(self, path: str, value: Any) -> str:
-        """Return a value of the setting *path* as text."""
-        return self.settings[path].show(value)
 
-
-def _settings(table: str, struct: type[Struct]) -> list[Setting]:
-    hints = get_type_hints(struct, include_extras=True)
-    found: list[Setting] = []
-    for column in msgspec.structs.fields(struct):
-        annotated = hints[column.name]
-        meta: Meta = get_args(annotated)[1]
-        extra = meta.extra or {}
-        found.append(
-            Setting(
-                path=f"{table}.{column.name}",
-                type=annotated,
-                default=column.default,
-                about=meta.description or "",
-                keys=extra["keys"],
-                is_live=extra["is_live"],
-                parse_raw=extra["parse"],
-                show_value=extra["show"],
-            )
+def _settings(table: str, kind: type[Any]) -> Iterator[Setting]:
+    hints = get_type_hints(kind)
+    for column in fields(kind):
+        declared = dict(column.metadata)
+        yield Setting(
+            path=f"{table}.{column.name}",
+            type=Annotated[hints[column.name], declared.pop("limits")],
+            default=column.default,
+            **declared,
         )
-    return found
 
 
 def split_list(value: object) -> list[object]:
@@ -238,29 +244,18 @@ class Place:
         return f"{self.source}:{self.line}" if self.line else self.source
 
 
-OtherKey = Callable[[Place, str, str], None]
-"""Handles a key of a properties file that is no setting; raises ConfigError to refuse it."""
-
-Substitute = Callable[[Place, str, object], object]
-"""Returns what stands for a raw value; may warn."""
-
-
 class SettingsReader:
     """The settings so far.
 
     Attributes:
         sources: Path → where the value comes from.
         mistakes: What cannot be taken, one line for each setting.
+        other_keys: Keys of properties files that are no settings, and mean something to `take`.
     """
 
-    def __init__(
-        self,
-        schema: Schema,
-        *,
-        ignored: Mapping[str, str],
-        other_keys: Mapping[str, OtherKey] | None = None,
-        substitutes: Mapping[str, Substitute] | None = None,
-    ) -> None:
+    other_keys: ClassVar[Collection[str]] = ()
+
+    def __init__(self, schema: Schema, *, ignored: Mapping[str, str]) -> None:
         """Begin with the defaults; *ignored*: RocketMQ's keys that change nothing here → why."""
         self.schema = schema
         self.values: dict[str, Any] = {
@@ -271,8 +266,6 @@ class SettingsReader:
         self.mistakes: list[str] = []
         self.comments: dict[str, None] = {}
         self._ignored = ignored
-        self._other_keys = other_keys or {}
-        self._substitutes = substitutes or {}
         self._warnings: dict[str, None] = {}
 
     @property
@@ -303,6 +296,13 @@ class SettingsReader:
             else:
                 self._read_properties(file)
 
+    def take(self, place: Place, key: str, raw: str) -> None:
+        """Take one of `other_keys`. Raises ConfigError: it asks for what there is not."""
+
+    def substitute(self, path: str, place: Place, key: str, raw: object) -> object:
+        """Return what stands for a raw value; may warn."""
+        return raw
+
     def read_options(self, options: Mapping[str, object]) -> None:
         """Read ``table.name`` → text or value of a command line."""
         for path, raw in options.items():
@@ -313,9 +313,7 @@ class SettingsReader:
 
         Raises ConfigError: it cannot have that value; names the place and the key.
         """
-        substitute = self._substitutes.get(path)
-        if substitute is not None:
-            raw = substitute(place, key, raw)
+        raw = self.substitute(path, place, key, raw)
         try:
             self.values[path] = self.schema.settings[path].parse(raw)
         except ValueError as error:
@@ -335,17 +333,11 @@ class SettingsReader:
         if home and (text == "~" or text.startswith("~/")):
             self.values[path] = home + text[1:]
 
-    def tables(self) -> dict[str, Struct]:
+    def tables(self) -> dict[str, Any]:
         """Return name → table with the values so far."""
         return {
-            name: struct(
-                **{
-                    found.name: self.values[path]
-                    for path, found in self.schema.settings.items()
-                    if found.table == name
-                }
-            )
-            for name, struct in self.schema.tables.items()
+            name: kind(**{each.name: self.values[f"{name}.{each.name}"] for each in fields(kind)})
+            for name, kind in self.schema.tables.items()
         }
 
     def _set_option(self, path: str, raw: object) -> None:
@@ -399,12 +391,12 @@ class SettingsReader:
             self.comments[f"{place.source}: {key} = {raw!r}{comment_hint(raw)}"] = None
         if key in self.schema.keys:
             self.set(self.schema.keys[key], raw, place, key)
-        elif key in self._other_keys:
-            self._other_keys[key](place, key, raw)
+        elif key in self.other_keys:
+            self.take(place, key, raw)
         elif key in self._ignored:
             self.ignore(place.source, key)
         else:
-            raise _unknown(place, key, [*self.schema.keys, *self._ignored, *self._other_keys])
+            raise _unknown(place, key, [*self.schema.keys, *self._ignored, *self.other_keys])
 
 
 def toml_lines(text: str) -> dict[tuple[str, str], int]:
@@ -436,12 +428,61 @@ def _unknown(place: Place, key: str, known: Iterable[str]) -> ConfigError:
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """All settings of a daemon; a field of the subclass for each table."""
+    """All settings of a daemon; a field of the subclass for each table.
 
-    schema: ClassVar[Schema]
+    Attributes:
+        ignored: RocketMQ's keys that change nothing here → why.
+        home_path: Path of the setting in which ``~`` may stand; empty: none.
+    """
 
-    sources: Mapping[str, str] = field(default_factory=dict)
+    ignored: ClassVar[Mapping[str, str]] = {}
+    home_path: ClassVar[str] = ""
+
+    sources: dict[str, str] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
+
+    @classmethod
+    @cache
+    def schema(cls) -> Schema:
+        """Return all settings that there are."""
+        return Schema(cls)
+
+    @classmethod
+    def load(
+        cls,
+        files: Iterable[ConfigFile] = (),
+        *,
+        options: Mapping[str, object] | None = None,
+        home: str = "",
+    ) -> Self:
+        """Return the settings that defaults, files and options amount to.
+
+        Args:
+            files: In the order of their weight; all TOML files weigh less than the others.
+            options: ``table.name`` to text or value, from the command line.
+            home: What ``~`` at the begin of a path stands for; empty leaves it.
+        Raises:
+            ConfigError: Unknown settings, bad values, or settings that contradict each other: one
+                line for each, which names the source, the line of a file, and the key.
+        """
+        reader = SettingsReader(cls.schema(), ignored=cls.ignored)
+        reader.read_files(files)
+        reader.read_options(options or {})
+        refuse(reader.mistakes)
+        if cls.home_path:
+            reader.expand_home(cls.home_path, home)
+        return cls.of(reader)
+
+    @classmethod
+    def of(cls, reader: SettingsReader, hints: str = "") -> Self:
+        """Return what *reader* has read.
+
+        Raises ConfigError: its mistakes, or settings that contradict each other, with *hints*.
+        """
+        config = cls(**reader.tables(), sources=reader.sources, warnings=reader.warnings)
+        found = (f"{line}{hints}" for line in config.contradictions(reader.places))
+        refuse([*reader.mistakes, *found])
+        return config
 
     def get(self, path: str) -> Any:
         """Return the value of ``table.name``."""
@@ -450,18 +491,18 @@ class Config:
 
     def shown(self, path: str) -> str:
         """Return the value of ``table.name`` as text."""
-        return self.schema.show(path, self.get(path))
+        return self.schema().settings[path].show(self.get(path))
 
     def settings(self) -> list[tuple[str, str, str]]:
         """Return ``(path, value, source)`` of every setting."""
         return [
             (path, self.shown(path), self.sources.get(path, DEFAULT_SOURCE))
-            for path in self.schema.settings
+            for path in self.schema().settings
         ]
 
     def changed_settings(self) -> list[tuple[str, str, str]]:
         """Return ``(path, value, source)`` of every setting that has not its default value."""
-        known = self.schema.settings
+        known = self.schema().settings
         return [found for found in self.settings() if self.get(found[0]) != known[found[0]].default]
 
     def conflicts(self) -> Iterator[tuple[str, str]]:
@@ -474,20 +515,25 @@ class Config:
             place = places.get(path) or self.sources.get(path, DEFAULT_SOURCE)
             yield f"{place}: {path} = {self.shown(path)}: {why}"
 
+    def copied(self) -> Self:
+        """Return a configuration with tables of its own."""
+        tables = {name: replace(getattr(self, name)) for name in self.schema().tables}
+        return replace(self, sources=dict(self.sources), **tables)
+
+    def change(self, values: Mapping[str, Any], source: str) -> None:
+        """Give settings other values, for all that have these tables; `with_values` checks them."""
+        for path, value in values.items():
+            table, _, name = path.partition(".")
+            setattr(getattr(self, table), name, value)
+            self.sources[path] = source
+
     def with_values(self, values: Mapping[str, Any], source: str) -> Self:
         """Return the configuration with other values, checked as a whole.
 
         Raises ConfigError: they contradict the others, or each other.
         """
-        tables: dict[str, dict[str, Any]] = {}
-        for path, value in values.items():
-            table, _, name = path.partition(".")
-            tables.setdefault(table, {})[name] = value
-        changed = {
-            table: structs.replace(getattr(self, table), **fields)
-            for table, fields in tables.items()
-        }
-        config = replace(self, sources={**self.sources, **dict.fromkeys(values, source)}, **changed)
+        config = self.copied()
+        config.change(values, source)
         refuse(config.contradictions({}))
         return config
 
@@ -497,28 +543,36 @@ class Config:
         *,
         path_of: Callable[[str], str],
         daemon: str,
-    ) -> dict[str, Any]:
+        never: Collection[str] = (),
+    ) -> tuple[dict[str, Any], list[str]]:
         """Return path → value of the settings that get another value, for a daemon that runs.
+
+        Also a sentence for each key that is accepted and changes nothing, as in a file; *never*:
+        keys of these that no request may name.
 
         Raises ConfigError: names the key that is no setting, cannot be changed while the daemon
         runs, or not to that value.
         """
         values: dict[str, Any] = {}
+        notes: list[str] = []
         for key, text in texts.items():
-            found = self.schema.settings[path_of(key)]
+            if key in self.ignored and key not in never:
+                notes.append(f"{key} is accepted and changes nothing: {self.ignored[key]}")
+                continue
+            found = self.schema().settings[path_of(key)]
             try:
                 value = found.parse(text)
             except ValueError as error:
                 raise ConfigError(f"{key} = {text!r}: {error}") from None
             if value == self.get(found.path):
                 continue
-            if not found.is_live:
+            if not found.live:
                 raise ConfigError(
                     f"{key} cannot change while the {daemon} runs: set it in the configuration and"
                     " restart"
                 )
             values[found.path] = value
-        return values
+        return values, notes
 
 
 def refuse(mistakes: Iterable[str]) -> None:

@@ -12,25 +12,15 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, Final
 
-from dledger.broker_settings import member_numbers
 from dledger.commitlog.errors import ConfigError
 from dledger.raft.wire import is_host, is_name
 from dledger.remoting.access.gate import is_loopback
 from dledger.remoting.properties import comment_hint
-from dledger.remoting.settings import (
-    Config,
-    ConfigFile,
-    OtherKey,
-    Place,
-    Schema,
-    SettingsReader,
-    refuse,
-)
-from dledger.settings_tables import (
+from dledger.settings.schema import Config, ConfigFile, Place, Schema, SettingsReader, refuse
+from dledger.settings.tables import (
     DEFAULT_METRICS_PORT,
     DEFAULT_PEER_PORT,
     KIB,
-    SCHEMA,
     BrokerTable,
     ClientTable,
     MetricsTable,
@@ -38,15 +28,15 @@ from dledger.settings_tables import (
     ServerTable,
     StoreTable,
 )
-from dledger.settings_text import (
+from dledger.settings.text import (
     CLIENT_AUTH_KEYS,
     IGNORED_KEYS,
     IN_SYNC_KEYS,
     MASTER_AND_SLAVE_KEYS,
     REFUSED,
     Peer,
+    member_numbers,
     members_wanted,
-    parse_delay_levels,
     parse_exporter,
 )
 
@@ -68,7 +58,7 @@ RECORD_OVERHEAD_BYTES: Final = 40 * KIB
 class BrokerConfig(Config):
     """All settings of a broker, checked against each other."""
 
-    schema: ClassVar[Schema] = SCHEMA
+    ignored: ClassVar[Mapping[str, str]] = IGNORED_KEYS
 
     broker: BrokerTable = field(default_factory=BrokerTable)
     server: ServerTable = field(default_factory=ServerTable)
@@ -125,16 +115,6 @@ class BrokerConfig(Config):
         return bool(self.raft.secret_file or self.raft.tls_cert_file)
 
     @property
-    def delay_levels_ms(self) -> tuple[int, ...]:
-        """Delay of level 1, 2, …"""
-        return parse_delay_levels(self.store.message_delay_level)
-
-    @property
-    def sync_flush(self) -> bool:
-        """Nothing is acknowledged before it is on disk."""
-        return self.store.flush_disk_type == "SYNC_FLUSH"
-
-    @property
     def sync_replication(self) -> bool:
         """An acknowledgement means a majority."""
         return self.broker.broker_role == "SYNC_MASTER"
@@ -142,6 +122,14 @@ class BrokerConfig(Config):
     def conflicts(self) -> Iterator[tuple[str, str]]:
         """Yield the path of each setting that contradicts others, and why."""
         yield from _conflicts(self)
+
+
+SCHEMA: Final = BrokerConfig.schema()
+SETTINGS: Final = SCHEMA.settings
+"""Path ``table.name`` → setting, in the order of the tables."""
+
+ROCKETMQ_KEYS: Final = SCHEMA.keys
+"""RocketMQ key → path."""
 
 
 def load_config(
@@ -162,8 +150,7 @@ def load_config(
         ConfigError: Unknown settings, bad values, or settings that contradict each other. One line
             for each, which names the source, the line of a file, and the key.
     """
-    keys = _OtherKeys()
-    reader = keys.reader
+    reader = _BrokerReader(SCHEMA, ignored=IGNORED_KEYS)
     reader.read_files(files)
     namesrv_addr = (environment or {}).get("NAMESRV_ADDR", "").strip()
     if namesrv_addr:
@@ -172,136 +159,101 @@ def load_config(
     reader.read_options(options or {})
     refuse(reader.mistakes)
     _complete(reader, home)
-    keys.check_commit_log_path()
-    keys.check_client_auth()
-    keys.check_kind_of_group()
+    reader.check_others()
     _warn(reader)
-    config = BrokerConfig(
-        **reader.tables(),  # type: ignore[arg-type]  # each is of its own type
-        sources=reader.sources,
-        warnings=reader.warnings,
-    )
-    hints = "".join(f"; {comment}" for comment in reader.comments)
-    contradictions = (f"{found}{hints}" for found in config.contradictions(reader.places))
-    refuse([*reader.mistakes, *contradictions])
-    return config
+    return BrokerConfig.of(reader, "".join(f"; {comment}" for comment in reader.comments))
 
 
-class _OtherKeys:
-    """Keys and values of RocketMQ that are no settings; some are decided on when all are read.
+class _BrokerReader(SettingsReader):
+    """Also reads keys and values of RocketMQ that are no settings; some count when all are read.
 
     Attributes:
-        commit_log_path: Source, key and folder: worth a warning when it is another place.
-        client_auth: Place and key that want a certificate of every client.
+        others: Place, key and value of what depends on other settings.
         slave: Place, key and value that make this broker a slave, or a group with one.
-        in_sync: Place, key and number of replicas that must have a message.
     """
 
-    def __init__(self) -> None:
-        self.commit_log_path: tuple[str, str, str] | None = None
-        self.client_auth: tuple[Place, str] | None = None
-        self.slave: tuple[Place, str, str] | None = None
-        self.in_sync: list[tuple[Place, str, int]] = []
-        handlers: dict[str, OtherKey] = {"storePathCommitLog": self._keep_commit_log_path}
-        handlers |= dict.fromkeys(CLIENT_AUTH_KEYS, self._keep_client_auth)
-        handlers |= dict.fromkeys(REFUSED, _refuse_unless_off)
-        handlers |= dict.fromkeys(MASTER_AND_SLAVE_KEYS, self._keep_role)
-        handlers |= dict.fromkeys(IN_SYNC_KEYS, self._keep_in_sync)
-        self.reader = SettingsReader(
-            SCHEMA,
-            ignored=IGNORED_KEYS,
-            other_keys=handlers,
-            substitutes={
-                "broker.broker_role": self._role_of,
-                "metrics.exporter_type": self._exporter_of,
-            },
-        )
+    other_keys = (
+        REFUSED.keys()
+        | MASTER_AND_SLAVE_KEYS.keys()
+        | CLIENT_AUTH_KEYS
+        | IN_SYNC_KEYS
+        | {"storePathCommitLog"}
+    )
 
-    def _role_of(self, place: Place, key: str, raw: object) -> object:
-        if raw != "SLAVE":
-            return raw
-        self.reader.warn(
-            f"{place.source}: {key} = SLAVE is taken as SYNC_MASTER: roles are elected"
-        )
-        self.slave = (place, key, "SLAVE")
-        return "SYNC_MASTER"
+    def __init__(self, schema: Schema, *, ignored: Mapping[str, str]) -> None:
+        super().__init__(schema, ignored=ignored)
+        self.others: list[tuple[Place, str, str]] = []
+        self.slave: tuple[Place, str, object] | None = None
 
-    def _exporter_of(self, place: Place, key: str, raw: object) -> object:
-        if parse_exporter(raw) not in ("OTLP_GRPC", "LOG"):
-            return raw
-        self.reader.warn(
-            f"{place.source}: {key} = {raw} is taken as DISABLE: only PROM is built, nothing is"
-            " exported"
-        )
-        return "DISABLE"
+    def substitute(self, path: str, place: Place, key: str, raw: object) -> object:
+        """Take a slave as a member, and exporters that are not built as none."""
+        if path == "broker.broker_role" and raw == "SLAVE":
+            self.warn(f"{place.source}: {key} = SLAVE is taken as SYNC_MASTER: roles are elected")
+            self.slave = (place, key, raw)
+            return "SYNC_MASTER"
+        if path == "metrics.exporter_type" and parse_exporter(raw) in ("OTLP_GRPC", "LOG"):
+            self.warn(
+                f"{place.source}: {key} = {raw} is taken as DISABLE: only PROM is built, nothing is"
+                " exported"
+            )
+            return "DISABLE"
+        return raw
 
-    def _keep_commit_log_path(self, place: Place, key: str, raw: str) -> None:
-        self.commit_log_path = (place.source, key, raw)
-
-    def _keep_client_auth(self, place: Place, key: str, raw: str) -> None:
-        self.reader.ignore(place.source, key)
-        if raw.strip().lower() in ("require", "true"):
-            self.client_auth = (place, key)
-
-    def _keep_role(self, place: Place, key: str, raw: str) -> None:
-        """Keep a key of a master or a slave; whether it is refused depends on the members."""
-        if key == "brokerId" and not raw.strip().isdecimal() and raw.strip():
-            raise ConfigError(f"{place}: {key} = {raw!r}: expected a number{comment_hint(raw)}")
-        if raw.strip().lower() in MASTER_AND_SLAVE_KEYS[key]:
+    def take(self, place: Place, key: str, raw: str) -> None:
+        """Refuse what cannot be, and keep what depends on other settings for `check_others`."""
+        if key in REFUSED:
+            if REFUSED[key].refuses(raw):
+                raise ConfigError(f"{place}: {key}: {REFUSED[key].reason}{comment_hint(raw)}")
             return
-        self.slave = (place, key, raw)
-        self.reader.warn(
-            f"{place.source}: {key} is accepted and changes nothing: roles are elected"
-        )
-
-    def _keep_in_sync(self, place: Place, key: str, raw: str) -> None:
-        if not raw.strip().isdecimal():
+        is_number = raw.strip().isdecimal()
+        if not is_number and (key in IN_SYNC_KEYS or (key == "brokerId" and raw.strip())):
             raise ConfigError(f"{place}: {key} = {raw!r}: expected a number{comment_hint(raw)}")
-        self.in_sync.append((place, key, int(raw)))
-
-    def check_commit_log_path(self) -> None:
-        """Warn of a commit log that is wanted elsewhere than below the data folder."""
-        expected = posixpath.join(self.reader.values["store.path_root_dir"], "commitlog")
-        if self.commit_log_path is not None:
-            source, key, folder = self.commit_log_path
-            if posixpath.normpath(folder) != expected:
-                self.reader.ignore(source, key)
-
-    def check_client_auth(self) -> None:
-        """Refuse to want clients' certificates without the authorities to check them with."""
-        if self.client_auth is not None and not self.reader.values["server.tls_ca_file"]:
-            place, key = self.client_auth
-            self.reader.mistakes.append(
-                f"{place}: {key}: needs tls.server.trustCertPath, the authorities"
-            )
-
-    def check_kind_of_group(self) -> None:
-        """Refuse a slave without members, and acknowledgements by more than a majority."""
-        reader = self.reader
-        size = len({peer.id for peer in reader.values["raft.peers"]})
-        if self.slave is not None and size == 1:
-            place, key, raw = self.slave
-            group = reader.values["broker.broker_name"]
-            reader.mistakes.append(
-                members_wanted(str(place), key, raw, group=group, peer_port=DEFAULT_PEER_PORT)
-            )
-        majority = size // 2 + 1
-        for place, key, number in self.in_sync:
-            if number > majority:
-                reader.mistakes.append(
-                    f"{place}: {key} = {number}: an acknowledgement means {majority} of the {size}"
-                    " members of this group, a majority, and no setting makes it mean more"
+        if key in CLIENT_AUTH_KEYS:
+            self.ignore(place.source, key)
+        elif key in MASTER_AND_SLAVE_KEYS:
+            if raw.strip().lower() not in MASTER_AND_SLAVE_KEYS[key]:
+                self.slave = (place, key, raw)
+                self.warn(
+                    f"{place.source}: {key} is accepted and changes nothing: roles are elected"
                 )
-            elif number > 1:
-                reader.warn(
+            return
+        self.others.append((place, key, raw))
+
+    def check_others(self) -> None:
+        """Decide on keys that depend on the settings, and on the members.
+
+        Refused are a slave without members, acknowledgements by more than a majority, and to want
+        certificates of clients without the authorities to check them with.
+        """
+        size = len({peer.id for peer in self.values["raft.peers"]})
+        majority = size // 2 + 1
+        if self.slave is not None and size == 1:
+            place, key, value = self.slave
+            group = self.values["broker.broker_name"]
+            self.mistakes.append(
+                members_wanted(str(place), key, value, group=group, peer_port=DEFAULT_PEER_PORT)
+            )
+        own_log = posixpath.join(self.values["store.path_root_dir"], "commitlog")
+        for place, key, raw in self.others:
+            if key in CLIENT_AUTH_KEYS:
+                is_wanted = raw.strip().lower() in ("require", "true")
+                if is_wanted and not self.values["server.tls_ca_file"]:
+                    self.mistakes.append(
+                        f"{place}: {key}: needs tls.server.trustCertPath, the authorities"
+                    )
+            elif key not in IN_SYNC_KEYS:
+                if posixpath.normpath(raw) != own_log:
+                    self.ignore(place.source, key)
+            elif int(raw) > majority:
+                self.mistakes.append(
+                    f"{place}: {key} = {int(raw)}: an acknowledgement means {majority} of the"
+                    f" {size} members of this group, a majority, and no setting makes it mean more"
+                )
+            elif int(raw) > 1:
+                self.warn(
                     f"{place.source}: {key} is accepted and changes nothing: an acknowledgement"
                     f" means {majority} of the {size} members of this group"
                 )
-
-
-def _refuse_unless_off(place: Place, key: str, raw: str) -> None:
-    if REFUSED[key].refuses(raw):
-        raise ConfigError(f"{place}: {key}: {REFUSED[key].reason}{comment_hint(raw)}")
 
 
 def _complete(reader: SettingsReader, home: str) -> None:
