@@ -250,9 +250,12 @@ def type_of(message: Message) -> MessageType:
     properties = message.properties or {}
     if properties.get(PROPERTY_TRANSACTION_PREPARED) == "true":
         return MessageType.TRANS_MSG_HALF
-    if message.is_delayed or not _DELAYS.isdisjoint(properties):
-        return MessageType.DELAY_MSG
-    return MessageType.NORMAL_MSG
+    return MessageType.DELAY_MSG if asks_for_delay(message) else MessageType.NORMAL_MSG
+
+
+def asks_for_delay(message: Message) -> bool:
+    """Return whether *message* is to be delivered later, by a field or a property."""
+    return message.is_delayed or not _DELAYS.isdisjoint(message.properties or {})
 
 
 # ---------------------------------------------------------------------------------- sends under way

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Final
 
 from dledger.client.core.client_instance import ClientInstance
 from dledger.client.core.errors import (
@@ -22,23 +20,14 @@ from dledger.client.core.hooks import LocalTransactionState
 from dledger.client.core.message import Message
 from dledger.client.core.message_ext import SendResult
 from dledger.client.core.retry import FailureKind, RetryPolicy, RetrySchedule, Where
+from dledger.client.producer.results import asks_for_delay
 from dledger.commitlog.errors import MQError
 from dledger.commitlog.message_id import decode_offset_message_id
-from dledger.commitlog.properties import (
-    PROPERTY_PRODUCER_GROUP,
-    PROPERTY_TIMER_DELAY_MS,
-    PROPERTY_TIMER_DELAY_SEC,
-    PROPERTY_TIMER_DELIVER_MS,
-    PROPERTY_TRANSACTION_PREPARED,
-)
+from dledger.commitlog.properties import PROPERTY_PRODUCER_GROUP, PROPERTY_TRANSACTION_PREPARED
 from dledger.remoting.protocol.codes import RequestCode, ResponseCode
 from dledger.remoting.protocol.command import RemotingCommand, request
 from dledger.remoting.protocol.headers import EndTransactionHeader
 from dledger.remoting.protocol.outcome import DECISION_FIELD
-
-_DELAYS: Final = frozenset(
-    {PROPERTY_TIMER_DELAY_SEC, PROPERTY_TIMER_DELAY_MS, PROPERTY_TIMER_DELIVER_MS}
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,11 +92,10 @@ def half_of(message: Message, group: str) -> Message:
 
     Raises MessageIllegalError: it asks for a delay.
     """
-    properties: Mapping[str, str] = message.properties or {}
-    if message.delay_level > 0 or not _DELAYS.isdisjoint(properties):
+    if asks_for_delay(message):
         raise MessageIllegalError("a transactional message cannot be delayed")
     marks = {PROPERTY_TRANSACTION_PREPARED: "true", PROPERTY_PRODUCER_GROUP: group}
-    return replace(message, properties={**properties, **marks})
+    return replace(message, properties={**(message.properties or {}), **marks})
 
 
 ENDS_MAX = 1_000_000

@@ -10,6 +10,7 @@ Spec: docs/internals/protocol/remoting.md, section 13.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from operator import attrgetter
 from typing import Any, Final, TypeAlias
 
 from dledger.broker_errors import TableFullError
@@ -97,7 +98,9 @@ class AccessProcessor:
         self._settings = settings
         self._is_in_file = is_in_file
         self._invoke = invoke
-        self._pending: PendingConfigs[AccountConfig] = PendingConfigs(group, self._applied)
+        self._pending: PendingConfigs[AccountConfig] = PendingConfigs(
+            group, self._applied, attrgetter("access_key")
+        )
 
     def _applied(self, name: str) -> AccountConfig | None:
         return self._group.state.accounts.get(name)
@@ -133,7 +136,7 @@ class AccessProcessor:
         except ValueError as error:
             raise RefusedError(Condition.BAD_REQUEST, f"{error}; nothing was changed") from None
         change = AccessChange(white_addresses=white, asked_by=asked_by(connection))
-        propose_change(connection, command, self._group, change, list)
+        propose_change(connection, command, self._group, change, self._pending)
         return DEFERRED
 
     @handles(RequestCode.GET_BROKER_CLUSTER_ACL_INFO, limit=Limit.SETTINGS, rule=ADMIN, shows=True)
@@ -280,9 +283,7 @@ class AccessProcessor:
         if current is None:
             self._check_room()
         change = AccessChange(put=(wanted,), asked_by=asked_by(connection))
-        propose_change(
-            connection, command, self._group, change, lambda: [self._pending.put(name, wanted)]
-        )
+        propose_change(connection, command, self._group, change, self._pending)
         return DEFERRED
 
     def _delete(self, connection: Connection, command: RemotingCommand, name: str) -> Handled:
@@ -293,9 +294,7 @@ class AccessProcessor:
                 raise _is_of_the_file(name)
             return nothing_to_change(self._group, connection, command)
         change = AccessChange(delete=(name,), asked_by=asked_by(connection))
-        propose_change(
-            connection, command, self._group, change, lambda: [self._pending.delete(name)]
-        )
+        propose_change(connection, command, self._group, change, self._pending)
         return DEFERRED
 
     def _check_room(self) -> None:

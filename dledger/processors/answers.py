@@ -5,8 +5,8 @@ Of a request they read alike: names, the account and host, confirmation, born ho
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import Final
+from collections.abc import Callable, Mapping
+from typing import Any, Final
 
 import trio
 from typing_extensions import Buffer
@@ -21,6 +21,7 @@ from dledger.remoting.processor import DEFERRED, Handled
 from dledger.remoting.protocol.command import RemotingCommand, response_to
 from dledger.remoting.protocol.outcome import Condition, answer, answer_error
 from dledger.remoting.protocol.own_fields import CONFIRMED_FIELD
+from dledger.services.pending_configs import PendingConfigs, noting
 from dledger.state.state_record import state_batch
 from dledger.state.table import StateChange
 from dledger.state.topics import (
@@ -127,30 +128,26 @@ def propose_change(
     command: RemotingCommand,
     group: BrokerGroup,
     change: StateChange,
-    notes: Callable[[], Iterable[OnDone]],
+    pending: PendingConfigs[Any],
     when_known: Callable[[Callable[[], None]], None] | None = None,
 ) -> None:
     """Propose a change of tables; answer *command* once its outcome is known.
 
     Args:
-        notes: Notes what the change puts or deletes as in flight, once it is proposed. What it
-            returns is called before *command* is answered.
+        pending: Changes of that table in flight.
         when_known: Calls its argument when others know of the change, too: what is stored is
             answered then.
     """
-    noted: list[OnDone] = []
     answer = answer_when_done(connection, command, group)
 
-    def done(proposed: Proposed) -> None:
-        for note in noted:
-            note(proposed)
+    def known(proposed: Proposed) -> None:
         if when_known is not None and proposed.outcome == "stored":
             when_known(lambda: answer(proposed))
         else:
             answer(proposed)
 
-    group.propose(state_batch(change), done)
-    noted.extend(notes())
+    with noting(known, (pending, change)) as done:
+        group.propose(state_batch(change), done)
 
 
 def when_current(

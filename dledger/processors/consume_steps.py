@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dledger.group_api import BrokerGroup, OffsetCommit, OnDone, Proposed
+from dledger.group_api import BrokerGroup, OffsetCommit, Proposed
 from dledger.processors.answers import RefusedError, born_host_of, check_group_name
 from dledger.processors.handles import CONSUMES_AND_SENDS, Limit, handles
 from dledger.processors.idempotent_sends import behind
@@ -29,7 +29,7 @@ from dledger.remoting.protocol.command import RemotingCommand
 from dledger.remoting.protocol.outcome import Condition
 from dledger.remoting.protocol.own_fields import step_commits_of
 from dledger.services.offset_commits import OffsetCommits
-from dledger.services.pending_configs import TopicView
+from dledger.services.pending_configs import TopicView, noting
 from dledger.state.state_record import ConsumerOffsetsChange, state_record
 
 
@@ -59,15 +59,12 @@ class ConsumeStepProcessor:
         head = state_record(ConsumerOffsetsChange.of(offsets))
         batch, made_first, before = taken.batch_behind([head], born_host_of(connection))
         answer = self._records.answering(connection, command, len(taken.runs), {})
-        made: list[OnDone] = []
 
-        def done(proposed: Proposed) -> None:
-            for note in made:
-                note(proposed)
+        def stored(proposed: Proposed) -> None:
             answer(behind(proposed, made_first, before))
 
-        self._offsets.commit_step(batch, commits, done)
-        made.extend(self._records.note_made(taken))
+        with noting(stored, (self._topics.pending, taken.made)) as done:
+            self._offsets.commit_step(batch, commits, done)
         return DEFERRED
 
     def _commits(

@@ -10,17 +10,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from dledger.commitlog.entry import RecordBatch, Run
 from dledger.commitlog.properties import MAX_CLIENT_PROPERTIES_BYTES, leaves_space
 from dledger.filters.expiry import marked
-from dledger.group_api import BrokerGroup, OnDone, Proposed
+from dledger.group_api import BrokerGroup, OnDone
 from dledger.processors.answers import RefusedError, check_sendable
 from dledger.remoting.protocol.outcome import Condition
 from dledger.remoting.seams import Rng
 from dledger.services.limits import DiskSpace
-from dledger.services.pending_configs import TopicView
+from dledger.services.pending_configs import TopicView, noting
 from dledger.settings.parts import BrokerSettings
 from dledger.state.state_record import StateRecord, TopicsChange, state_record
 from dledger.state.topics import (
@@ -177,30 +175,18 @@ class Destinations:
         Raises:
             MQError: What `BrokerGroup.propose` raises; nothing was stored, *on_done* is not called.
         """
-        if create is None and noted is None and ahead is None:
-            sizes = np.array([len(record) for record in records], np.uint32)
-            batch = RecordBatch(records=b"".join(records), sizes=sizes, runs=(target,))
-            self._group.propose(batch, on_done, is_applied=is_applied)
-            return 0
-        made: OnDone | None = None
-
-        def done(proposed: Proposed) -> None:
-            if made is not None:
-                made(proposed)
-            on_done(proposed)
-
-        heads = [] if create is None else [state_record(TopicsChange(put=(create,)))]
+        change = None if create is None else TopicsChange(put=(create,))
+        heads = [] if change is None else [state_record(change)]
         heads += [head for head in (ahead, noted) if head is not None]
-        every = (*(head.record for head in heads), *records)
-        batch = RecordBatch(
-            records=b"".join(every),
-            sizes=np.array([len(record) for record in every], np.uint32),
-            runs=(*(head.run for head in heads), target),
+        batch = RecordBatch.joined(
+            [*(head for head, _ in heads), *records], (*(run for _, run in heads), target)
         )
-        self._group.propose(batch, done, is_applied=is_applied or create is not None)
-        if create is not None:
-            made = self._topics.pending.put(create.topic, create)
-        return sum(len(head.record) for head in heads)
+        if change is None:
+            self._group.propose(batch, on_done, is_applied=is_applied)
+        else:
+            with noting(on_done, (self._topics.pending, change)) as done:
+                self._group.propose(batch, done)
+        return sum(len(head) for head, _ in heads)
 
 
 def check_accepts(settings: BrokerSettings) -> None:

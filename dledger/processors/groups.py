@@ -176,13 +176,7 @@ class SubscriptionGroupsProcessor:
         if not is_there and not forget and not len(self._topics.pending_groups):
             return nothing_to_change(self._group, connection, command)
         change = SubscriptionGroupsChange(delete=(name,), forget=(name,) if forget else ())
-        propose_change(
-            connection,
-            command,
-            self._group,
-            change,
-            lambda: [self._topics.pending_groups.delete(name)],
-        )
+        propose_change(connection, command, self._group, change, self._topics.pending_groups)
         if forget:
             self._offsets.drop_group(name)
         return DEFERRED
@@ -238,13 +232,8 @@ class SubscriptionGroupsProcessor:
             return nothing_to_change(self._group, connection, command)
         unknown = sum(pending.resolve(config.group_name) is None for config in news)
         self._topics.check_room_for_groups(unknown)
-        propose_change(
-            connection,
-            command,
-            self._group,
-            SubscriptionGroupsChange(put=news),
-            lambda: [pending.put(config.group_name, config) for config in news],
-        )
+        change = SubscriptionGroupsChange(put=news)
+        propose_change(connection, command, self._group, change, pending)
         return DEFERRED
 
 

@@ -62,10 +62,16 @@ from dledger.remoting.protocol.codes import RequestCode
 from dledger.remoting.protocol.command import RemotingCommand, response_to
 from dledger.remoting.protocol.outcome import ANSWERS, Condition
 from dledger.remoting.protocol.own_fields import ProducerStamp, stamp_of_field
-from dledger.services.pending_configs import TopicView
+from dledger.services.pending_configs import TopicView, noting
 from dledger.settings.parts import BrokerSettings
 from dledger.state.producer_sessions import StoredSend
-from dledger.state.state_record import ProducerSendChange, StateRecord, TopicsChange, state_record
+from dledger.state.state_record import (
+    ProducerSendChange,
+    StateRecord,
+    TopicsChange,
+    behind_heads,
+    state_record,
+)
 from dledger.state.topics import AUTO_CREATE_TOPIC_KEY_TOPIC, TopicConfig
 
 MAX_RUNS = 4096
@@ -114,6 +120,11 @@ class TakenRecords:
     create: dict[str, TopicConfig]
     refused: dict[int, RefusedError]
 
+    @property
+    def made(self) -> TopicsChange | None:
+        """What makes the topics to make; None: there are none."""
+        return TopicsChange(put=tuple(self.create.values())) if self.create else None
+
     def batch_behind(
         self, heads: Sequence[StateRecord], born_host: bytes | None
     ) -> tuple[RecordBatch, int, int]:
@@ -123,20 +134,11 @@ class TakenRecords:
         """
         if born_host is not None and len(born_host) != IPV4_HOST_BYTES:
             born_host = None
-        first = list(heads)
-        if self.create:
-            first.insert(0, state_record(TopicsChange(put=tuple(self.create.values()))))
-        if not first:
-            return RecordBatch(self.records, self.sizes, self.runs, born_host), 0, 0
-        records = b"".join((*(head.record for head in first), self.records))
-        before = np.array([len(head.record) for head in first], np.uint32)
-        batch = RecordBatch(
-            records,
-            np.concatenate([before, self.sizes]),
-            (*(head.run for head in first), *self.runs),
-            born_host,
-        )
-        return batch, len(first), int(before.sum())
+        first = [] if self.made is None else [state_record(self.made)]
+        first += heads
+        sent = RecordBatch(self.records, self.sizes, self.runs, born_host)
+        batch = behind_heads(first, sent)
+        return batch, len(first), sum(len(head) for head, _ in first)
 
 
 @dataclass(eq=False, repr=False)
@@ -313,30 +315,22 @@ class SendRecordsProcessor:
             heads.append(state_record(ProducerSendChange(*stamp, tuple(sorted(refused)))))
         batch, made_first, before = taken.batch_behind(heads, born_host_of(connection))
         answer = self.answering(connection, command, runs, refused)
-        made: list[OnDone] = []
         flight: SendInFlight | None = None
         if stamp is not None:
             sent = memoryview(batch.records)[before:]
             flight = SendInFlight(sent, tuple(sorted(refused)), [answer])
 
-        def done(proposed: Proposed) -> None:
-            for note in made:
-                note(proposed)
+        def placed_at(proposed: Proposed) -> None:
             placed = behind(proposed, made_first, before)
             if stamp is not None and flight is not None:
                 self._sends.answered(stamp, flight, placed)
             else:
                 answer(placed)
 
-        self._group.propose(batch, done, is_applied=bool(taken.create))
-        made.extend(self.note_made(taken))
+        with noting(placed_at, (self._topics.pending, taken.made)) as done:
+            self._group.propose(batch, done, is_applied=bool(taken.create))
         if stamp is not None and flight is not None:
             self._sends.add(stamp, flight)
-
-    def note_made(self, taken: TakenRecords) -> list[OnDone]:
-        """Note the topics that a proposal makes; return what to call when it is done."""
-        pending = self._topics.pending
-        return [pending.put(name, config) for name, config in taken.create.items()]
 
 
 def _stored(

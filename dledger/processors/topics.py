@@ -87,7 +87,7 @@ class TopicsProcessor:
             command,
             self._group,
             TopicsChange(put=(config,), asked_by=requester),
-            lambda: [self._topics.pending.put(config.topic, config)],
+            self._topics.pending,
             self._topics.when_known,
         )
         return DEFERRED
@@ -110,7 +110,6 @@ class TopicsProcessor:
             name: replace(config, attributes={**topic.attributes, **_kept(config.attributes)})
             for (name, config), topic in zip(configs.items(), asked, strict=True)
         }
-        pending = self._topics.pending
         requester = self._confirmed_by(connection, command, configs.values())
         change = TopicsChange(put=tuple(configs.values()), asked_by=requester)
         propose_change(
@@ -118,7 +117,7 @@ class TopicsProcessor:
             command,
             self._group,
             change,
-            lambda: [pending.put(name, config) for name, config in configs.items()],
+            self._topics.pending,
             self._topics.when_known,
         )
         return DEFERRED
@@ -146,7 +145,7 @@ class TopicsProcessor:
             command,
             self._group,
             TopicsChange(delete=(topic,), asked_by=requester),
-            lambda: [self._topics.pending.delete(topic)],
+            self._topics.pending,
         )
         return DEFERRED
 

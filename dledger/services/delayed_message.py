@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Final
 
 from dledger.broker_errors import UnprocessableMessageError
@@ -51,12 +52,8 @@ from dledger.commitlog.record import (
 )
 from dledger.group_api import BrokerGroup
 from dledger.services.stored_record import StoredBytes, StoredRecord, copy_of, decode_stored
-from dledger.state.state_record import (
-    DelayProgressChange,
-    TimersChange,
-    batch_with_messages,
-    state_record,
-)
+from dledger.state.state_record import state_record
+from dledger.state.table import StateChange
 from dledger.state.topics import NOT_ALLOWED_SEND_TOPICS, TIMER_TOPIC, topic_problem
 
 # ---------------------------------------------------------------------------------- by delay level
@@ -147,21 +144,17 @@ def deliver(scheduled: StoredRecord, real_queue: RealQueue = same_queue) -> Deli
     return Delivery(run.topic, run.queue_id, copy_of(scheduled, run), scheduled.phy_offset)
 
 
-def delivery_batch(
-    deliveries: Sequence[Delivery], level: int, from_offset: int, to_offset: int
-) -> RecordBatch:
-    """Return the messages and the level's new progress as one batch: both happen, or neither."""
-    progress = state_record(DelayProgressChange(level, from_offset, to_offset))
-    runs: list[Run] = []
+def delivery_batch(deliveries: Sequence[Delivery], change: StateChange) -> RecordBatch:
+    """Return messages, and what becomes of those that waited, as one batch: both or neither.
+
+    The order of messages is kept within each queue.
+    """
+    by_queue: dict[tuple[str, int], list[bytes]] = {}
     for item in deliveries:
-        if runs and runs[-1].topic == item.topic and runs[-1].queue_id == item.queue_id:
-            runs[-1] = Run(item.topic, item.queue_id, runs[-1].count + 1)
-        else:
-            runs.append(Run(item.topic, item.queue_id, 1))
-    records = [item.record for item in deliveries]
-    records.append(progress.record)
-    runs.append(progress.run)
-    return RecordBatch.joined(records, runs)
+        by_queue.setdefault((item.topic, item.queue_id), []).append(item.record)
+    runs = [Run(*queue, len(records)) for queue, records in by_queue.items()]
+    record, run = state_record(change)
+    return RecordBatch.joined([*chain(*by_queue.values()), record], [*runs, run])
 
 
 # ------------------------------------------------------------------------- with a time of their own
@@ -289,12 +282,6 @@ def rolled_message(scheduled: StoredRecord) -> Delivery:
         properties = scheduled.properties
     copy = copy_of(scheduled, TIMER_RUN, properties=properties)
     return Delivery(TIMER_TOPIC, 0, copy, scheduled.phy_offset)
-
-
-def timer_batch(deliveries: Sequence[Delivery], change: TimersChange) -> RecordBatch:
-    """Return messages, and what becomes of those that waited, as one batch: both or neither."""
-    messages = (((item.topic, item.queue_id), item.record) for item in deliveries)
-    return batch_with_messages(messages, change)
 
 
 # ---------------------------------------------------------------------------------- decided once

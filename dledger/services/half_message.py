@@ -16,8 +16,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
-from dledger.commitlog.entry import RecordBatch, Run
+from dledger.commitlog.entry import Run
 from dledger.commitlog.errors import CorruptRecordError
 from dledger.commitlog.properties import (
     MAX_PROPERTIES_BYTES,
@@ -37,9 +38,9 @@ from dledger.commitlog.properties import (
 from dledger.commitlog.record import SYS_FLAG_COMMIT, SYS_FLAG_TRANSACTION_MASK
 from dledger.group_api import BrokerGroup, OnDone, Proposed, QueueTouched
 from dledger.services.delayed_message import real_destination, with_real_destination
-from dledger.services.pending_configs import TopicView
+from dledger.services.pending_configs import TopicView, noting
 from dledger.services.stored_record import StoredRecord, StoredRecords, copy_of
-from dledger.state.state_record import TopicsChange, TransactionsChange, state_record
+from dledger.state.state_record import TopicsChange, TransactionsChange, batch_of, state_record
 from dledger.state.topics import HALF_TOPIC, STATE_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC, TopicConfig
 from dledger.state.transactions import TransactionDecision
 
@@ -239,25 +240,15 @@ class TransactionDecisions:
         """
         assert self.is_open(half_offset)
         mine = _InFlight(decision, [on_done])
-        records: list[tuple[bytes, Run]] = []
-        made: list[OnDone] = []
-        if create is not None:
-            topics = state_record(TopicsChange(put=(create,)))
-            records.append((topics.record, topics.run))
+        change = None if create is None else TopicsChange(put=(create,))
+        records = [] if change is None else [state_record(change)]
         if message is not None:
             records.append(message)
-        state = state_record(TransactionsChange(decided=((half_offset, decision),)))
-        records.append((state.record, state.run))
-
-        def done(proposed: Proposed) -> None:
-            for tell in made:
-                tell(proposed)
-            self._done(half_offset, mine, proposed)
-
-        self._group.propose(_batch(records), done)
+        records.append(state_record(TransactionsChange(decided=((half_offset, decision),))))
+        done = partial(self._done, half_offset, mine)
+        with noting(done, (self._topics.pending, change)) as answered:
+            self._group.propose(batch_of(records), answered)
         self._in_flight[half_offset] = mine
-        if create is not None:
-            made.append(self._topics.pending.put(create.topic, create))
 
     def _done(self, half_offset: int, mine: _InFlight, proposed: Proposed) -> None:
         if self._in_flight.get(half_offset) is mine:
@@ -288,7 +279,3 @@ class TransactionDecisions:
             for half_offset in [each for each in self._answered if each not in still_open]:
                 self._answered.discard(half_offset)
                 self._in_flight.pop(half_offset, None)
-
-
-def _batch(records: Sequence[tuple[bytes, Run]]) -> RecordBatch:
-    return RecordBatch.joined([record for record, _ in records], (run for _, run in records))

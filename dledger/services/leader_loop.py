@@ -22,7 +22,6 @@ from contextlib import contextmanager
 from enum import Enum, auto
 from typing import Final
 
-import numpy as np
 import structlog
 import trio
 
@@ -54,9 +53,16 @@ from dledger.commitlog.properties import (
 from dledger.commitlog.record import SYS_FLAG_TRANSACTION_MASK, encode_record
 from dledger.group_api import STOPS_NODE, BrokerGroup, QueueTouched
 from dledger.remoting.seams import Clock
-from dledger.services.delayed_message import Delivery
+from dledger.services.delayed_message import Delivery, delivery_batch
 from dledger.services.stored_record import StoredRecord, StoredRecords, copy_of
-from dledger.state.state_record import TimersChange, TopicsChange, state_batch, state_record
+from dledger.state.state_record import (
+    TimersChange,
+    TopicsChange,
+    behind_heads,
+    state_batch,
+    state_record,
+)
+from dledger.state.table import StateChange
 from dledger.state.topics import PERM_READ, PERM_WRITE, SET_ASIDE_TOPIC, TopicConfig
 
 SET_ASIDE_RUN: Final = Run(SET_ASIDE_TOPIC, 0, 1)
@@ -107,18 +113,6 @@ def set_aside_note(position: int, service: str, reason: str) -> bytes:
         queue_id=SET_ASIDE_RUN.queue_id,
         body=f"The message at position {position} of the log cannot be copied.".encode(),
         properties=encode_properties(set_aside_properties(position, service, reason)),
-    )
-
-
-def with_set_aside_topic(batch: RecordBatch) -> RecordBatch:
-    """Return *batch* behind the creation of the dead letter topic."""
-    config = TopicConfig(SET_ASIDE_TOPIC, 1, 1, PERM_READ | PERM_WRITE)
-    head = state_record(TopicsChange(put=(config,)))
-    return RecordBatch(
-        records=head.record + bytes(batch.records),
-        sizes=np.concatenate([np.array([len(head.record)], np.uint32), batch.sizes]),
-        runs=(head.run, *batch.runs),
-        born_host=batch.born_host,
     )
 
 
@@ -274,15 +268,14 @@ class LeaderLoop:
     async def store_deliveries(
         self,
         deliveries: Sequence[Delivery],
-        batch_of: Callable[[Sequence[Delivery]], RecordBatch],
+        change: StateChange,
         *,
         is_applied: Callable[[], bool],
         term: int,
     ) -> Fate:
-        """Store *deliveries*, dead letters among them, and the progress in one entry.
+        """Store *deliveries*, dead letters among them, and the progress *change* in one entry.
 
         Args:
-            batch_of: Returns the entry's batch, with the progress.
             is_applied: Whether the applied state has that progress.
         Raises:
             InvariantBroken: The applied state contradicts itself.
@@ -291,13 +284,13 @@ class LeaderLoop:
         if any(item.reason for item in deliveries) and self._is_deleting(SET_ASIDE_TOPIC):
             return Fate.NOT_STORED
         try:
-            batch = self._with_topic(batch_of(deliveries), deliveries)
+            batch = self._with_topic(deliveries, change)
             fate = await self.store(batch, is_applied=is_applied, term=term)
         except LocalProtocolError as error:
             # Together they take half an entry at most: it is one message, larger than an entry
             # may be by now.
             deliveries = [self._note(item.position, str(error)) for item in deliveries]
-            batch = self._with_topic(batch_of(deliveries), deliveries)
+            batch = self._with_topic(deliveries, change)
             fate = await self.store(batch, is_applied=is_applied, term=term)
         if fate is Fate.APPLIED:
             for item in deliveries:
@@ -305,11 +298,13 @@ class LeaderLoop:
                     self.was_set_aside(item.position, item.reason)
         return fate
 
-    def _with_topic(self, batch: RecordBatch, deliveries: Sequence[Delivery]) -> RecordBatch:
+    def _with_topic(self, deliveries: Sequence[Delivery], change: StateChange) -> RecordBatch:
+        batch = delivery_batch(deliveries, change)
         is_there = self._group.state.topic_config(SET_ASIDE_TOPIC) is not None
         if is_there or not any(item.reason for item in deliveries):
             return batch
-        return with_set_aside_topic(batch)
+        config = TopicConfig(SET_ASIDE_TOPIC, 1, 1, PERM_READ | PERM_WRITE)
+        return behind_heads([state_record(TopicsChange(put=(config,)))], batch)
 
     def was_set_aside(self, position: int, reason: str) -> None:
         """Count and log a message whose dead letter is stored."""

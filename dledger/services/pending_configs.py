@@ -10,9 +10,11 @@ a message that is sent back. A heartbeat alone makes nothing: it names any group
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from operator import attrgetter
+from typing import Any, Generic, TypeVar
 
 import structlog
 
@@ -60,9 +62,15 @@ class PendingConfigs(Generic[ConfigT]):
     it.
     """
 
-    def __init__(self, group: BrokerGroup, applied: Callable[[str], ConfigT | None]) -> None:
+    def __init__(
+        self,
+        group: BrokerGroup,
+        applied: Callable[[str], ConfigT | None],
+        name_of: Callable[[ConfigT], str],
+    ) -> None:
         self._group = group
         self._applied: Callable[[str], ConfigT | None] = applied
+        self._name_of: Callable[[ConfigT], str] = name_of
         # Of each name in the order of the log; a name without one is not there.
         self._pending: dict[str, deque[_Pending[ConfigT]]] = {}
 
@@ -79,6 +87,11 @@ class PendingConfigs(Generic[ConfigT]):
     def delete(self, name: str) -> OnDone:
         """Note that the removal of *name* was proposed."""
         return self._note(name, None)
+
+    def note(self, change: Any) -> list[OnDone]:
+        """Note all that *change* puts and deletes."""
+        puts = [self.put(self._name_of(config), config) for config in change.put]
+        return puts + [self.delete(name) for name in change.delete]
 
     def removes(self, name: str) -> bool:
         """Tell whether any change in flight removes *name*, though it may be made again after."""
@@ -134,6 +147,27 @@ class PendingConfigs(Generic[ConfigT]):
         return answered
 
 
+@contextmanager
+def noting(
+    on_done: OnDone, *noted: tuple[PendingConfigs[Any], StateChange | None]
+) -> Iterator[OnDone]:
+    """Note changes, if there are any, as in flight once the block has proposed them.
+
+    Yields what the proposal is to call.
+    """
+    answered: list[OnDone] = []
+
+    def done(proposed: Proposed) -> None:
+        for note in answered:
+            note(proposed)
+        on_done(proposed)
+
+    yield done
+    for pending, change in noted:
+        if change is not None:
+            answered += pending.note(change)
+
+
 class TopicView:
     """Which topics there are and which may be made, for the processors of one broker."""
 
@@ -141,9 +175,11 @@ class TopicView:
         self._group = group
         self._settings = settings
         self.shares = AccountShares(group, settings)
-        self.pending: PendingConfigs[TopicConfig] = PendingConfigs(group, self._applied_topic)
+        self.pending: PendingConfigs[TopicConfig] = PendingConfigs(
+            group, self._applied_topic, attrgetter("topic")
+        )
         self.pending_groups: PendingConfigs[SubscriptionGroupConfig] = PendingConfigs(
-            group, self._applied_group
+            group, self._applied_group, attrgetter("group_name")
         )
         self.when_known: Callable[[Callable[[], None]], None] = lambda then: then()
         """Calls its argument once the NameServers have the topics of now; without any, at once."""
@@ -278,31 +314,16 @@ class KnownGroups:
         """Propose what is missing of a consumer group; do nothing where this node is no leader."""
         if self._group.leadership is None:
             return
-        changes: list[StateChange] = []
-        notes: list[OnDone] = []
         try:
-            group_change = self._topics.group_to_create(name, account)
-            if group_change is not None:
-                changes.append(group_change)
-            topic_change = self._topics.retry_topic_to_create(name)
-            if topic_change is not None:
-                changes.append(topic_change)
-            if not changes:
-                return
-
-            def done(proposed: Proposed) -> None:
-                for answered in notes:
-                    answered(proposed)
-
-            self._group.propose(state_batch(*changes), done)
+            noted = (
+                (self._topics.pending_groups, self._topics.group_to_create(name, account)),
+                (self._topics.pending, self._topics.retry_topic_to_create(name)),
+            )
+            changes = [change for _, change in noted if change is not None]
+            if changes:
+                with noting(lambda _: None, *noted) as done:
+                    self._group.propose(state_batch(*changes), done)
         except ReplicationError as error:
             logger.info("consumer_group_not_made", group=name, reason=str(error))
-            return
         except MQError as error:
             logger.warning("consumer_group_not_made", group=name, reason=str(error))
-            return
-        if group_change is not None:
-            notes.append(self._topics.pending_groups.put(name, group_change.put[0]))
-        if topic_change is not None:
-            retry = topic_change.put[0]
-            notes.append(self._topics.pending.put(retry.topic, retry))

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Final, NamedTuple
 
 import structlog
@@ -23,17 +24,16 @@ from dledger.broker_errors import (
     ReplicationError,
     UnknownOutcomeError,
 )
-from dledger.commitlog.entry import RecordBatch
 from dledger.commitlog.errors import MQError
-from dledger.group_api import BrokerGroup, OnDone, Proposed, QueueTouched
+from dledger.group_api import BrokerGroup, Proposed, QueueTouched
 from dledger.remoting.protocol.outcome import Condition
 from dledger.remoting.seams import Clock
 from dledger.services.entry_under_way import EntryUnderWay, Fate
-from dledger.services.pending_configs import TopicView
+from dledger.services.pending_configs import TopicView, noting
 from dledger.services.pop_decision import PopDecision, PopReader, Receive, SpentKey
 from dledger.services.pop_lines import DueTimes, HandedOut, LineKey, PopAsk, PopLines, RecentPairs
 from dledger.state.pop import PopKey
-from dledger.state.state_record import StateRecord, TopicsChange, state_record
+from dledger.state.state_record import TopicsChange, batch_of, state_record
 from dledger.waiting import wait_for
 
 MAX_WAITING: Final = 10_000
@@ -406,23 +406,23 @@ class PopGrants:
             return
         work = _Work(asks, decision.keys)
         entry = EntryUnderWay(work, self._group.state.pop_index)
-        made: list[OnDone] = []
         creates = {letter.run.topic: letter.create for letter in decision.letters if letter.create}
-        topics = [state_record(TopicsChange(put=(create,))) for create in creates.values()]
-        batch = _batch(topics, decision, state_record(change))
-
-        def done(proposed: Proposed) -> None:
-            for note in made:
-                note(proposed)
-            self._answered(entry, proposed)
-
+        topics = [TopicsChange(put=(create,)) for create in creates.values()]
+        batch = batch_of(
+            [
+                *map(state_record, topics),
+                *((letter.record, letter.run) for letter in decision.letters),
+                state_record(change),
+            ]
+        )
+        noted = ((self._topics.pending, topic) for topic in topics)
         try:
-            self._group.propose(batch, done)
+            with noting(partial(self._answered, entry), *noted) as done:
+                self._group.propose(batch, done)
         except MQError as error:
             self._not_stored(work, error)
             return
         self._entry = entry
-        made += [self._topics.pending.put(name, create) for name, create in creates.items()]
         for grant in decision.grants:
             if grant.key not in self._group.state.pops:
                 self._drop_offset(grant.key)
@@ -486,14 +486,3 @@ class PopGrants:
 def _fail(asks: Iterable[PopAsk], error: MQError) -> None:
     for ask in asks:
         ask.on_done(ask, error)
-
-
-def _batch(
-    topics: Sequence[StateRecord], decision: PopDecision, change: StateRecord
-) -> RecordBatch:
-    records = [
-        *((item.record, item.run) for item in topics),
-        *((letter.record, letter.run) for letter in decision.letters),
-        (change.record, change.run),
-    ]
-    return RecordBatch.joined([record for record, _ in records], (run for _, run in records))

@@ -22,12 +22,12 @@ from dledger.services.delayed_message import (
     Delivery,
     RealQueue,
     deliver,
-    delivery_batch,
     queue_of_level,
     same_queue,
 )
 from dledger.services.leader_loop import RETRY_S, Fate, LeaderLoop
 from dledger.services.stored_record import StoredRecords
+from dledger.state.state_record import DelayProgressChange
 from dledger.state.topics import SCHEDULE_TOPIC
 from dledger.waiting import wait_for
 
@@ -179,7 +179,7 @@ class ScheduleMessageService:
             from_offset, to_offset = next_offset, next_offset + len(deliveries)
             fate = await self._loop.store_deliveries(
                 deliveries,
-                partial(delivery_batch, level=level, from_offset=from_offset, to_offset=to_offset),
+                DelayProgressChange(level, from_offset, to_offset),
                 is_applied=partial(self._has_moved, level, from_offset),
                 term=term,
             )

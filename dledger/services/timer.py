@@ -37,7 +37,6 @@ from dledger.services.delayed_message import (
     delivered_message,
     rolled_message,
     same_queue,
-    timer_batch,
 )
 from dledger.services.leader_loop import RETRY_S, Fate, LeaderLoop
 from dledger.services.stored_record import StoredBytes, StoredRecords, decode_stored
@@ -345,7 +344,7 @@ class TimerMessageService:
         timers, chosen = self._group.state.timers, entry.chosen
         fate = await self._loop.store_deliveries(
             entry.deliveries,
-            partial(timer_batch, change=TimersChange(done=tuple(chosen))),
+            TimersChange(done=tuple(chosen)),
             is_applied=lambda: not any(each in timers for each in chosen),
             term=term,
         )

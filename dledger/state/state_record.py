@@ -11,12 +11,12 @@ Spec: docs/internals/state.md.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, Self
 
 import cbor2
 import msgspec
+import numpy as np
 from typing_extensions import Buffer
 
 from dledger.commitlog.entry import RecordBatch, Run
@@ -203,18 +203,8 @@ class QueueFloorsChange(StateChange, frozen=True):
     """Topic, and how long it kept its messages then."""
 
 
-@dataclass(frozen=True, slots=True)
-class StateRecord:
-    """One encoded record and the queue of the state topic it belongs to."""
-
-    queue_id: int
-    record: bytes
-
-    @property
-    def run(self) -> Run:
-        """The run this record makes."""
-        return Run(STATE_TOPIC, self.queue_id, 1)
-
+StateRecord = tuple[bytes, Run]
+"""An encoded change, as a record and its run."""
 
 CHANGES: Final[Mapping[int, type[StateChange]]] = {
     TOPICS_QUEUE: TopicsChange,
@@ -264,34 +254,29 @@ def decode_change(queue_id: int, body: Buffer) -> StateChange:
 def state_record(change: StateChange) -> StateRecord:
     """Return *change* as a record ready to be joined with others into a batch."""
     queue_id, body = encode_change(change)
-    return StateRecord(
-        queue_id,
-        encode_record(topic=STATE_TOPIC, queue_id=queue_id, body=body, properties=b""),
-    )
+    record = encode_record(topic=STATE_TOPIC, queue_id=queue_id, body=body, properties=b"")
+    return record, Run(STATE_TOPIC, queue_id, 1)
 
 
 def state_batch(*changes: StateChange) -> RecordBatch:
     """Return *changes* as one batch: they take effect together, in this order, or not at all."""
-    return batch_of(state_record(change) for change in changes)
+    return batch_of(map(state_record, changes))
 
 
 def batch_of(records: Iterable[StateRecord]) -> RecordBatch:
-    """Join state records into one batch."""
-    items = list(records)
-    return RecordBatch.joined([item.record for item in items], (item.run for item in items))
+    """Return single records, each with its run, as one batch; messages may be among them."""
+    pairs = list(records)
+    return RecordBatch.joined([record for record, _ in pairs], (run for _, run in pairs))
 
 
-def batch_with_messages(
-    messages: Iterable[tuple[tuple[str, int], bytes]], change: StateChange
-) -> RecordBatch:
-    """Return messages, each with its topic and queue, and a change as one batch.
-
-    Both happen, or neither. The order of messages is kept within each queue.
-    """
-    by_queue: dict[tuple[str, int], list[bytes]] = {}
-    for queue, record in messages:
-        by_queue.setdefault(queue, []).append(record)
-    runs = [Run(*queue, len(found)) for queue, found in by_queue.items()]
-    records = [record for found in by_queue.values() for record in found]
-    last = state_record(change)
-    return RecordBatch.joined([*records, last.record], [*runs, last.run])
+def behind_heads(heads: Sequence[StateRecord], batch: RecordBatch) -> RecordBatch:
+    """Return *batch* behind single records."""
+    if not heads:
+        return batch
+    first = batch_of(heads)
+    return RecordBatch(
+        b"".join((first.records, batch.records)),
+        np.concatenate([first.sizes, batch.sizes]),
+        first.runs + batch.runs,
+        batch.born_host,
+    )

@@ -249,8 +249,9 @@ def test_a_bug_changes_what_importers_by_name_get(tmp_path: Path) -> None:
     """Bug 92: deliveries are recorded apart from their progress."""
     module = next(path for path in PATCHES[92].hunks if "delayed_message" in path)
     code = (
+        "from dledger.state.state_record import TimersChange\n"
         f"from {module[:-3].replace('/', '.')} import delivery_batch\n"
-        "print(*(len(delivery_batch([], 1, at, at + 1).sizes) for at in (12, 19)))"
+        "print(*(len(delivery_batch([], TimersChange((at,))).sizes) for at in (12, 19)))"
     )
     assert output_of(code, plant_tree(92, tmp_path)) == "0 0"
 

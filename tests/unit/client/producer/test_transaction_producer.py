@@ -148,6 +148,8 @@ async def test_every_state_is_sent(state: LocalTransactionState, decisions: dict
     "message",
     [
         Message("T", b"x", delay_level=1),
+        Message("T", b"x", delay_ms=1_000),
+        Message("T", b"x", deliver_at_ms=1),
         Message("T", b"x", properties={"TIMER_DELAY_SEC": "1"}),
         Message("T", b"x", properties={"TIMER_DELIVER_MS": "1"}),
     ],

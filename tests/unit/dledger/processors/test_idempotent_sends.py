@@ -8,7 +8,6 @@ from __future__ import annotations
 import struct
 from typing import Any
 
-import numpy as np
 import pytest
 
 from dledger.broker_errors import (
@@ -17,7 +16,7 @@ from dledger.broker_errors import (
     SequenceTooOldError,
     SequenceUndecidedError,
 )
-from dledger.commitlog.entry import RecordBatch, Run
+from dledger.commitlog.entry import Run
 from dledger.commitlog.message_batch import BatchItem, encode_batch
 from dledger.commitlog.record import encode_record
 from dledger.group_api import Proposed
@@ -31,6 +30,7 @@ from dledger.state.state_record import (
     ProducerOpenedChange,
     ProducerSendChange,
     TopicsChange,
+    batch_of,
     state_batch,
     state_record,
 )
@@ -64,12 +64,8 @@ class Sender:
         noted = state_record(ProducerSendChange(*stamp))
         record = encode_record(topic="T", queue_id=0, body=b"x", properties=b"")
         flight = SendInFlight(record, (), [lambda placed: self.reported.update({name: placed})])
-        batch = RecordBatch(
-            noted.record + record,
-            np.array([len(noted.record), len(record)], np.uint32),
-            (noted.run, Run("T", 0, 1)),
-        )
-        size = len(noted.record)
+        batch = batch_of([noted, (record, Run("T", 0, 1))])
+        size = len(noted[0])
         self.group.propose(
             batch, lambda done: self.sends.answered(stamp, flight, behind(done, 1, size))
         )

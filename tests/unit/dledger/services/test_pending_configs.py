@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
+
 import pytest
 
 from dledger.group_api import Proposed
@@ -16,7 +18,7 @@ OLD, NEW = TopicConfig("T", 1, 1), TopicConfig("T", 2, 2)
 
 @pytest.fixture
 def pending(group: FakeGroup) -> PendingConfigs[TopicConfig]:
-    return PendingConfigs(group, group.state.topic_config)
+    return PendingConfigs(group, group.state.topic_config, attrgetter("topic"))
 
 
 def apply(group: FakeGroup, change: TopicsChange) -> None:
