@@ -38,7 +38,7 @@ from dledger.processors.wiring import (
 )
 from dledger.raft.identity import Identity, check_owner
 from dledger.raft.settings import RaftSettings
-from dledger.registration import RegisteredBroker, Registration
+from dledger.registration import Registration
 from dledger.remoting.access.account_file import AccountStore
 from dledger.remoting.access.gate import processor_table
 from dledger.remoting.certificates import Certificates
@@ -107,13 +107,9 @@ class World:
 class Broker:
     """A broker that runs."""
 
-    live: LiveSettings
     group: Group
-    server: RemotingServer
-    fast_server: RemotingServer | None
+    servers: list[RemotingServer]
     registration: Registration
-    address: tuple[str, int]
-    metrics_address: tuple[str, int] | None = None
 
 
 async def serve_broker(
@@ -207,9 +203,8 @@ async def _leave(broker: Broker, config: BrokerConfig, clock: Clock) -> None:
     if not await broker.group.drain(timeout_s):
         log.warning("stopped_with_proposals_in_flight")
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(broker.server.drain, timeout_s)
-        if broker.fast_server is not None:
-            nursery.start_soon(broker.fast_server.drain, timeout_s)
+        for server in broker.servers:
+            nursery.start_soon(server.drain, timeout_s)
 
 
 async def _hand_over(group: Group, clock: Clock, election_timeout_s: float) -> bool:
@@ -341,7 +336,7 @@ async def _run_parts(
             tls=names_tls,
         )
         remoting = client(credentials=own_credentials(config, world.disk))
-        registration = _make_registration(config, group, remoting, world, nursery)
+        registration = _make_registration(config, group, remoting, world, settings, nursery)
         access = AccessProcessor(
             group,
             settings,
@@ -352,14 +347,12 @@ async def _run_parts(
         live = LiveSettings(config, group, retention, world.clock)
         register_processors(table, group, BrokerConfigProcessor(live), access)
         await nursery.start(group.run)
-        address: tuple[str, int] = await nursery.start(
-            server.serve, config.server.listen_host, config.server.listen_port
-        )
+        await nursery.start(server.serve, config.server.listen_host, config.server.listen_port)
         fast_server = await serve_fast(
             config, group, world.network, table, tls, server.budget, nursery, on_answer
         )
         servers = [server] if fast_server is None else [server, fast_server]
-        metrics_address = await serve_metrics(
+        await serve_metrics(
             config,
             group,
             processors,
@@ -376,7 +369,7 @@ async def _run_parts(
             nursery.start_soon(certificates.keep_reading, world.clock, world.executor)
         nursery.start_soon(processors.run)
         nursery.start_soon(registration.run)
-        yield Broker(live, group, server, fast_server, registration, address, metrics_address)
+        yield Broker(group, servers, registration)
         nursery.cancel_scope.cancel()
 
 
@@ -385,6 +378,7 @@ def _make_registration(
     group: Group,
     remoting: RemotingClient,
     world: World,
+    settings: BrokerSettings,
     nursery: trio.Nursery,
 ) -> Registration:
     names = NameServers(
@@ -399,12 +393,7 @@ def _make_registration(
     registration = Registration(
         group,
         remoting,
-        RegisteredBroker(
-            cluster_name=config.broker.cluster_name,
-            broker_name=config.broker.broker_name,
-            address=config.advertised_address,
-            follower_id=config.self_number + 1,
-        ),
+        settings,
         config.client,
         lambda: names.list.addresses,
         clock=world.clock,

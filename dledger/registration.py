@@ -40,6 +40,7 @@ from dledger.remoting.protocol.headers import (
     RegisterBrokerResponseHeader,
 )
 from dledger.remoting.seams import Clock
+from dledger.settings.parts import BrokerSettings
 from dledger.settings.tables import ClientTable
 from dledger.settings.text import LEADER_ID
 from dledger.state.topics import TopicConfig
@@ -165,18 +166,6 @@ CRC_MASK = 0x7FFFFFFF
 logger = structlog.get_logger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class RegisteredBroker:
-    """What a broker registers as."""
-
-    cluster_name: str
-    broker_name: str
-    address: str
-    """Advertised ``ip:port``."""
-    follower_id: int
-    """Its id while it does not lead."""
-
-
 @dataclass(slots=True)
 class _NameServer:
     address: str
@@ -207,7 +196,7 @@ class Registration:
         self,
         group: BrokerGroup,
         client: RemotingClient,
-        broker: RegisteredBroker,
+        broker: BrokerSettings,
         settings: ClientTable,
         name_servers: Callable[[], Sequence[str]],
         *,
@@ -215,7 +204,7 @@ class Registration:
     ) -> None:
         self._group = group
         self._client = client
-        self.broker = broker
+        self._broker = broker
         self.settings = settings
         self._name_servers = name_servers
         self._clock = clock
@@ -229,7 +218,7 @@ class Registration:
     @property
     def broker_id(self) -> int:
         """The id this node has now: 0 as the serving leader."""
-        return LEADER_ID if self._group.leadership is not None else self.broker.follower_id
+        return LEADER_ID if self._group.leadership is not None else self._broker.follower_id
 
     def role_changed(self) -> None:
         """Tell every NameServer at once that does not know; call it at every change of role."""
@@ -441,12 +430,12 @@ class Registration:
     def _register_request(
         self, broker_id: int, body: bytes, *, since: DataVersion | None = None
     ) -> RemotingCommand:
-        broker = self.broker
+        broker, address = self._broker.broker, self._broker.address
         header = RegisterBrokerHeader(
             broker_name=broker.broker_name,
-            broker_addr=broker.address,
+            broker_addr=address,
             cluster_name=broker.cluster_name,
-            ha_server_addr=broker.address,
+            ha_server_addr=address,
             broker_id=broker_id,
             compressed=False,
             body_crc32=zlib.crc32(body) & CRC_MASK,
@@ -457,10 +446,10 @@ class Registration:
         return request(RequestCode.REGISTER_BROKER, header.encode(), body)
 
     def _broker_header(self) -> BrokerHeader:
-        broker = self.broker
+        broker, address = self._broker.broker, self._broker.address
         return BrokerHeader(
             broker_name=broker.broker_name,
-            broker_addr=broker.address,
+            broker_addr=address,
             cluster_name=broker.cluster_name,
             broker_id=self.broker_id,
             group_identity=self._group.group_identity,

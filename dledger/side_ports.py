@@ -88,11 +88,11 @@ async def serve_metrics(
     network: Network,
     clock: Clock,
     nursery: trio.Nursery,
-) -> tuple[str, int] | None:
+) -> None:
     """Serve the page for Prometheus, if it is wanted and its port is free."""
     wanted = config.metrics_address
     if wanted is None:
-        return None
+        return
     traffic = Traffic(lambda: group.leadership is not None)
     leaders = LeaderChanges(group)
     metrics = BrokerMetrics(
@@ -107,11 +107,9 @@ async def serve_metrics(
         clock=clock,
     )
     server = MetricsServer(network, metrics.pieces, Readiness(group).not_ready)
-    address = await server.serve_if_free(nursery, *wanted, "metrics.listen_port")
-    if address is None:
-        return None
+    if not await server.serve_if_free(nursery, *wanted, "metrics.listen_port"):
+        return
     processors.throughput.traffic = traffic
     group.on_units.append(traffic.on_units)
     group.on_role_change.append(leaders.role_changed)
     leaders.role_changed()
-    return address

@@ -258,20 +258,21 @@ class NameServerProcessor:
     def unregister_broker(self, connection: Connection, asked: RemotingCommand) -> RemotingCommand:
         """UNREGISTER_BROKER: remove a broker that stops."""
         header = BrokerHeader.decode(asked.ext)
-        if self._name_server.routes.unregister_broker(
+        if not self._name_server.routes.unregister_broker(
             header.cluster_name,
             header.broker_name,
             header.broker_addr,
             identity=header.group_identity or "",
             connection=self._number_if_any(connection),
         ):
-            _log.info(
-                "broker_removed",
-                reason="unregistered",
-                cluster=header.cluster_name,
-                broker_name=header.broker_name,
-                broker_addr=header.broker_addr,
-            )
+            return response_to(asked, remark="it is not registered")
+        _log.info(
+            "broker_removed",
+            reason="unregistered",
+            cluster=header.cluster_name,
+            broker_name=header.broker_name,
+            broker_addr=header.broker_addr,
+        )
         return response_to(asked)
 
     def broker_heartbeat(self, connection: Connection, asked: RemotingCommand) -> RemotingCommand:

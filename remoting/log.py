@@ -13,19 +13,25 @@ from __future__ import annotations
 import io
 import logging
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Final, Literal, TextIO
-
-import structlog
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any, Final, Literal, TextIO
 
 from dledger.remoting.escaped_text import escaped
+
+if TYPE_CHECKING:
+    import structlog
+
+# structlog takes a fifth of the time in which a command starts, and few commands log anything: it
+# is loaded by what writes a line.
 
 LogForm = Literal["json", "text"]
 
 LEVELS: Final = {"debug": 10, "info": 20, "warning": 30, "error": 40}
 
 _LINE_ENDS: Final = "\n\t"
+_before_first_line: Final[list[Callable[[], None]]] = []
 
 
 def configure_logs(
@@ -38,13 +44,16 @@ def configure_logs(
         level: Nothing below it is formatted.
         facts: Keys that every line carries, such as ``node_id`` and ``group``.
     """
+    import structlog
+
     out = stream if stream is not None else sys.stderr
     structlog.contextvars.clear_contextvars()
     structlog.contextvars.bind_contextvars(**facts)
     renderer: structlog.typing.Processor = (
         structlog.processors.JSONRenderer(default=str)
         if form == "json"
-        else _text_renderer(colors=out.isatty())
+        # An error's traceback without local variables, which hold messages and secrets.
+        else structlog.dev.ConsoleRenderer(colors=out.isatty(), exception_formatter=_traceback)
     )
     processors: list[structlog.typing.Processor] = [
         structlog.contextvars.merge_contextvars,
@@ -63,6 +72,17 @@ def configure_logs(
     )
 
 
+def log_warnings_as_text() -> None:
+    """Send warnings of this process to standard error, unless it configures its logs itself."""
+    if "structlog" in sys.modules:
+        import structlog
+
+        if not structlog.is_configured():
+            configure_logs(form="text", level="warning")
+    elif not _before_first_line:
+        _before_first_line.append(partial(configure_logs, form="text", level="warning"))
+
+
 def get_logger(name: str) -> Any:
     """Return the logger of a module; where its lines go is decided line by line."""
     return _Logger(name)
@@ -74,6 +94,8 @@ def brokers_log_here() -> Iterator[None]:
 
     A program that configured structlog keeps what it configured.
     """
+    import structlog
+
     if structlog.is_configured():
         yield
         return
@@ -92,19 +114,30 @@ def brokers_log_here() -> Iterator[None]:
 
 
 class _Logger:
-    __slots__ = ("_plain",)
+    __slots__ = ("_name",)
 
     def __init__(self, name: str) -> None:
-        self._plain = structlog.wrap_logger(
-            logging.getLogger(name),
-            processors=[structlog.stdlib.filter_by_level, _one_line],
-            wrapper_class=structlog.stdlib.BoundLogger,
-            cache_logger_on_first_use=True,
-        )
+        self._name = name
 
     def __getattr__(self, method: str) -> Any:
-        chosen = structlog.get_logger() if structlog.is_configured() else self._plain
+        import structlog
+
+        while _before_first_line and not structlog.is_configured():
+            _before_first_line[0]()
+        chosen = structlog.get_logger() if structlog.is_configured() else _plain(self._name)
         return getattr(chosen, method)
+
+
+@cache
+def _plain(name: str) -> Any:
+    import structlog
+
+    return structlog.wrap_logger(
+        logging.getLogger(name),
+        processors=[structlog.stdlib.filter_by_level, _one_line],
+        wrapper_class=structlog.stdlib.BoundLogger,
+        cache_logger_on_first_use=True,
+    )
 
 
 def _one_line(
@@ -120,22 +153,15 @@ def _escape_values(
     _logger: object, _method: str, event: structlog.typing.EventDict
 ) -> structlog.typing.EventDict:
     """Escape the values and names of a log line; a step of structlog's."""
-    return {escaped(name): _escaped_value(value) for name, value in event.items()}
-
-
-def _escaped_value(value: Any) -> Any:
-    return escaped(value) if isinstance(value, str) else value
-
-
-def _text_renderer(*, colors: bool) -> structlog.dev.ConsoleRenderer:
-    """Return what writes a line for people, with an error's traceback below it, escaped.
-
-    Without local variables, which hold messages and secrets.
-    """
-    return structlog.dev.ConsoleRenderer(colors=colors, exception_formatter=_traceback)
+    return {
+        escaped(name): escaped(value) if isinstance(value, str) else value
+        for name, value in event.items()
+    }
 
 
 def _traceback(out: io.TextIOBase | Any, error: Any) -> None:
+    import structlog
+
     written = io.StringIO()
     structlog.dev.plain_traceback(written, error)
     out.write(escaped(written.getvalue(), keep=_LINE_ENDS))

@@ -18,9 +18,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
-import structlog
 import trio
 
+from dledger.remoting.log import get_logger
 from dledger.remoting.seams import Clock
 
 # ---------------------------------------------------------------------------------- clock
@@ -327,7 +327,7 @@ FULL_INTERVAL_S: Final = 600.0
 
 NEVER: Final = 1_000_000_000
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)

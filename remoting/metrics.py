@@ -428,8 +428,8 @@ class MetricsServer:
 
     async def serve_if_free(
         self, nursery: trio.Nursery, host: str, port: int, setting: str
-    ) -> tuple[str, int] | None:
-        """Serve in *nursery* and return the address; None, with a warning: the port is taken.
+    ) -> bool:
+        """Serve in *nursery*; return False, with a warning, where the port is taken.
 
         Without the page a daemon is less watched; it serves its clients all the same.
         """
@@ -442,9 +442,9 @@ class MetricsServer:
                 error=str(error),
                 next_step=f"set {setting} to a free port, or to 0",
             )
-            return None
+            return False
         _log.info("metrics_served", address=f"{address[0]}:{address[1]}")
-        return address
+        return True
 
     async def _serve_one(self, stream: Stream) -> None:
         try:

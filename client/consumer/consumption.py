@@ -32,7 +32,7 @@ from dledger.client.consumer.owned_queues import Batch, Gate, OwnedQueue, ReadyQ
 from dledger.client.consumer.process_queue import ProcessQueue
 from dledger.client.consumer.queue_locks import QueueLocks
 from dledger.client.core.client_instance import ClientInstance
-from dledger.client.core.errors import RequestFailedError
+from dledger.client.core.errors import refusal
 from dledger.client.core.route import DEFAULT_TOPIC
 from dledger.commitlog.errors import MQError
 from dledger.commitlog.properties import (
@@ -121,12 +121,7 @@ class SendBack:
             timeout_s=SEND_BACK_TIMEOUT_S,
         )
         if answer.code != ResponseCode.SUCCESS:
-            raise RequestFailedError(
-                f"message {message.message_id} not taken back: code {answer.code} "
-                f"{answer.remark or ''}",
-                code=answer.code,
-                remark=answer.remark or "",
-            )
+            raise refusal(f"message {message.message_id} not taken back", answer)
 
     async def send_to_retry_topic(self, message: DeliveredMessage, delay_level: int = 0) -> None:
         """Send a copy of *message* to the group's retry topic, on the broker it came from.
@@ -160,12 +155,7 @@ class SendBack:
             timeout_s=SEND_BACK_TIMEOUT_S,
         )
         if answer.code not in STORED_CODES:
-            raise RequestFailedError(
-                f"message {message.message_id} not sent to {self._retry_topic}: code "
-                f"{answer.code} {answer.remark or ''}",
-                code=answer.code,
-                remark=answer.remark or "",
-            )
+            raise refusal(f"message {message.message_id} not sent to {self._retry_topic}", answer)
         self.sent_to_retry_topic += 1
 
     def _properties(self, message: DeliveredMessage, delay_level: int) -> dict[str, str]:

@@ -31,6 +31,7 @@ from dledger.client.core.errors import (
     ClientError,
     RequestFailedError,
     RequestTimedOutError,
+    refusal,
 )
 from dledger.client.core.route import MessageQueue
 from dledger.commitlog.errors import ConfigError, MQError
@@ -173,11 +174,7 @@ class BrokerOffsets:
         if answer.code == ResponseCode.QUERY_NOT_FOUND:
             return None
         if answer.code != ResponseCode.SUCCESS:
-            raise RequestFailedError(
-                f"{queue}: the broker gave no offset: code {answer.code} {answer.remark or ''}",
-                code=answer.code,
-                remark=answer.remark or "",
-            )
+            raise refusal(f"{queue}: the broker gave no offset", answer)
         return offset_in(answer, queue)
 
     async def save(self, offsets: Mapping[MessageQueue, int]) -> set[MessageQueue]:
@@ -218,11 +215,7 @@ class BrokerOffsets:
         )
         if answer.code != ResponseCode.SUCCESS:
             kind = RequestTimedOutError if outcome_of(answer) == "unknown" else RequestFailedError
-            raise kind(
-                f"{queue}: commit of {offset}: code {answer.code} {answer.remark or ''}",
-                code=answer.code,
-                remark=answer.remark or "",
-            )
+            raise refusal(f"{queue}: commit of {offset}", answer, kind)
 
 
 class LocalOffsets:

@@ -23,6 +23,7 @@ from dledger.client.core.errors import (
     ReceiptStaleError,
     RequestFailedError,
     RequestTimedOutError,
+    refusal,
 )
 from dledger.client.core.links import Link
 from dledger.client.core.message_ext import MessageExt
@@ -444,19 +445,12 @@ def _successful(answer: RemotingCommand, attempts: int = 1) -> RemotingCommand:
     """
     if answer.code == ResponseCode.SUCCESS:
         return answer
-    code, remark = answer.code, answer.remark or ""
     if attempts > 1:
-        raise RequestTimedOutError(
-            f"an attempt before, whose answer is lost, may have done it: code {code} {remark}",
-            code=code,
-            remark=remark,
-        )
+        lost = "an attempt before, whose answer is lost, may have done it"
+        raise refusal(lost, answer, RequestTimedOutError)
     if outcome_of(answer) == "unknown":
-        raise RequestTimedOutError(
-            f"it may be done, the broker does not know: code {code} {remark}",
-            code=code,
-            remark=remark,
-        )
+        raise refusal("it may be done, the broker does not know", answer, RequestTimedOutError)
+    code, remark = answer.code, answer.remark or ""
     raise RequestFailedError(f"code {code} {remark}", code=code, remark=remark)
 
 

@@ -36,6 +36,7 @@ from dledger.commitlog.errors import LocalProtocolError, MQError
 
 if TYPE_CHECKING:
     from dledger.client.core.message_ext import SendResult
+    from dledger.remoting.protocol.command import RemotingCommand
     from dledger.remoting.protocol.own_fields import GivenUp
 
 
@@ -243,6 +244,14 @@ class RequestTimedOutError(RequestFailedError):
     retriable = True
     refresh_route = True
     outcome = "unknown"
+
+
+def refusal(
+    what: str, answer: RemotingCommand, kind: type[RequestFailedError] = RequestFailedError
+) -> RequestFailedError:
+    """Return the error of an *answer* that is no success."""
+    remark = answer.remark or ""
+    return kind(f"{what}: code {answer.code} {remark}", code=answer.code, remark=remark)
 
 
 def same_again(error: MQError) -> MQError:

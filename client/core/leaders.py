@@ -20,6 +20,7 @@ from dledger.client.core.errors import (
     ClientError,
     RequestFailedError,
     RequestTimedOutError,
+    refusal,
 )
 from dledger.client.core.links import Link, Links, truth
 from dledger.client.core.retry import (
@@ -343,11 +344,7 @@ class LeaderCalls:
                         return answer
                     kind = self._search.note_refusal(broker_name, address, answer)
                     pause_s = retry_after_s(answer)
-                    error = RequestFailedError(
-                        f"{address}: code {answer.code} {answer.remark or ''}",
-                        code=answer.code,
-                        remark=answer.remark or "",
-                    )
+                    error = refusal(address, answer)
             step = schedule.next(kind, self._clock.monotonic())
             if step is None:
                 # What an earlier attempt may have done, a later refusal does not undo.

@@ -14,7 +14,6 @@ from functools import partial
 from typing import Final
 
 import msgspec
-import structlog
 import trio
 
 from dledger.client.core.client_state import Announcements
@@ -36,13 +35,14 @@ from dledger.remoting.errors import (
     TooManyInFlightError,
 )
 from dledger.remoting.errors import RequestTimedOutError as CallTimedOutError
+from dledger.remoting.log import get_logger
 from dledger.remoting.protocol.codes import RequestCode, ResponseCode
 from dledger.remoting.protocol.command import ExtFields, RemotingCommand, SerializeType, request
 from dledger.remoting.protocol.outcome import outcome_of
 from dledger.remoting.protocol.own_fields import NAMES_STALE_FIELD
 from dledger.remoting.protocol.signature import SIGNED_TOO_LONG_AGO
 
-_log = structlog.get_logger()
+_log = get_logger(__name__)
 
 
 @dataclass(slots=True)

@@ -20,6 +20,7 @@ from dledger.client.core.errors import (
     NoNameServerError,
     NoRouteError,
     RequestFailedError,
+    refusal,
 )
 from dledger.client.core.links import GroupIdentities, stated_identities
 from dledger.client.core.route import (
@@ -390,11 +391,7 @@ class Routes:
         if response.code == ResponseCode.TOPIC_NOT_EXIST:
             raise NoRouteError(response.remark or f"no NameServer knows topic {topic}")
         if response.code != ResponseCode.SUCCESS:
-            raise RequestFailedError(
-                f"route of {topic}: code {response.code} {response.remark or ''}",
-                code=response.code,
-                remark=response.remark or "",
-            )
+            raise refusal(f"route of {topic}", response)
         try:
             route = TopicRoute.from_data(topic, TopicRouteData.decode(response.body))
         except RemoteProtocolError as error:

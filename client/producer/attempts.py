@@ -206,11 +206,7 @@ class Attempts:
             attempt.failure = failure_from_answer(error.answer, kind)
         else:
             attempt.failure = failure_from_error(error)
-        self._note_time(attempt, failed=True)
-
-    def _note_time(self, attempt: Attempt, *, failed: bool) -> None:
-        took_ms = (self._clock.monotonic() - attempt.began) * 1000
-        self._topics.note_send(attempt.lane.broker_name, took_ms, failed=failed)
+        self._topics.note_send(name, attempt.began, failed=True)
 
     def _settle(self, attempt: Attempt, response: RemotingCommand) -> None:
         """Settle what is stored.
@@ -229,7 +225,7 @@ class Attempts:
         if attempt.held is not None:
             attempt.held.settle()
         self._sends.store(stored)
-        self._note_time(attempt, failed=False)
+        self._topics.note_send(attempt.lane.broker_name, attempt.began, failed=False)
 
     async def _exchange(self, attempt: Attempt, address: str) -> None:
         """Send *attempt* and settle what is stored.
@@ -290,11 +286,12 @@ class Attempts:
         return request(RequestCode.SEND_RECORDS, ext, batch.body(), serialize=SerializeType.CBOR)
 
     def _count(self, batch: SendBatch) -> None:
-        slots = batch.slots()
+        slots, records = batch.slots(), 0
         for slot in slots:
+            records += slot.count
             if slot.state < SlotState.STORED:
                 slot.state = SlotState.IN_FLIGHT
         counters = self._sends.counters
         counters.requests += 1
-        counters.records += sum([slot.count for slot in slots])
+        counters.records += records
         counters.attempts += len(slots)

@@ -210,10 +210,11 @@ class PublishTopics:
         )
         return other if other.broker_name != queue.broker_name else None
 
-    def note_send(self, broker_name: str, latency_ms: float, *, failed: bool) -> None:
-        """Record how long a request took and whether it failed."""
+    def note_send(self, broker_name: str, began_s: float, *, failed: bool) -> None:
+        """Record how long a request that ends now took, and whether it failed."""
         if self._faults is not None:
-            self._faults.note(broker_name, latency_ms, self._clock.monotonic(), isolate=failed)
+            now_s = self._clock.monotonic()
+            self._faults.note(broker_name, (now_s - began_s) * 1000, now_s, isolate=failed)
 
     def _put(self, name: str, route: TopicRoute) -> PublishTopic:
         old = self._topics.get(name)

@@ -115,13 +115,10 @@ def open_client(namesrvs: Sequence[str]) -> ClientInstance:
 
     Standard output is the command's: what the SDK logs goes to standard error, from warnings on.
     """
-    import structlog
-
     from dledger.client.connect import connect
-    from dledger.remoting.log import configure_logs
+    from dledger.remoting.log import log_warnings_as_text
 
-    if not structlog.is_configured():
-        configure_logs(form="text", level="warning")
+    log_warnings_as_text()
     return connect(namesrvs)
 
 

@@ -18,7 +18,7 @@ from dledger.client.consumer.pop_calls import PopCalls, ReceivedMessage
 from dledger.client.consumer.pull_consumer import PullConsumer
 from dledger.client.consumer.subscriptions import SubscriptionExpression
 from dledger.client.core.client_instance import ClientInstance
-from dledger.client.core.errors import ReceiptStaleError, RequestFailedError, RequestTimedOutError
+from dledger.client.core.errors import ReceiptStaleError, RequestTimedOutError, refusal
 from dledger.client.core.message_ext import MessageExt
 from dledger.client.core.route import MessageQueue
 from dledger.commitlog.errors import CorruptRecordError, MQError
@@ -431,11 +431,7 @@ class Receives:
         if outcome_of(answer) == "unknown":
             raise RequestTimedOutError(f"it may be a dead letter: {answer.remark or ''}")
         if answer.code != ResponseCode.SUCCESS:
-            raise RequestFailedError(
-                f"not stored as a dead letter: code {answer.code} {answer.remark or ''}",
-                code=answer.code,
-                remark=answer.remark or "",
-            )
+            raise refusal("not stored as a dead letter", answer)
 
     async def _stored(self, group: str, queue: MessageQueue, offset: int) -> MessageExt:
         """Return the message at *offset*, whichever consumer has it.

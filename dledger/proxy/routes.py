@@ -13,7 +13,7 @@ from typing import Final
 import trio
 
 from dledger.client.core.client_instance import ClientInstance
-from dledger.client.core.errors import NoRouteError, RequestFailedError
+from dledger.client.core.errors import NoRouteError, refusal
 from dledger.client.core.route import LEADER_ID, MessageQueue, TopicRoute
 from dledger.commitlog.errors import MQError
 from dledger.proxy import messaging_pb2 as pb
@@ -247,10 +247,7 @@ class BrokerConfigs:
                     continue
                 return bytes(answer.body)
             if answer.code not in _HAS_NONE:
-                remark = answer.remark or ""
-                failure = RequestFailedError(
-                    f"{name}: code {answer.code} {remark}", code=answer.code, remark=remark
-                )
+                failure = refusal(name, answer)
         if failure is not None:
             raise failure
         return None

@@ -28,6 +28,7 @@ the one it was written against.
 
 from __future__ import annotations
 
+import threading  # noqa: TID251  # only what each thread has of its own
 import zlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -88,23 +89,27 @@ class _Seams:
     rng: Rng
 
 
-class _Ambient:
-    """Stands where the library imported the time and random modules."""
+class _Ambient(threading.local):
+    """Stands where the library imported the time and random modules.
+
+    Each thread has its own: embedded brokers of one process run in threads beside each other.
+    """
 
     current: _Seams | None = None
 
-    @classmethod
-    def monotonic(cls) -> float:
-        if cls.current is None:
+    def monotonic(self) -> float:
+        if self.current is None:
             raise InvariantBroken("consensus code ran outside a node")
         # Above zero, because for the library a deadline of 0 has passed.
-        return 1.0 + cls.current.clock.monotonic()
+        return 1.0 + self.current.clock.monotonic()
 
-    @classmethod
-    def random(cls) -> float:
-        if cls.current is None:
+    def random(self) -> float:
+        if self.current is None:
             raise InvariantBroken("consensus code ran outside a node")
-        return cls.current.rng.random()
+        return self.current.rng.random()
+
+
+_ambient: Final = _Ambient()
 
 
 def _journal_as_given(journal: Journal) -> Journal:
@@ -112,8 +117,8 @@ def _journal_as_given(journal: Journal) -> Journal:
 
 
 library.createJournal = _journal_as_given
-library.monotonicTime = _Ambient.monotonic
-library.random = _Ambient
+library.monotonicTime = _ambient.monotonic
+library.random = _ambient
 
 
 class _Member(Node):
@@ -347,7 +352,7 @@ class RaftCore:
             for table in per_voter:
                 table.pop(node, None)
         with self._ambient():
-            begin = (self._journal.last_index + 1, 0, _Ambient.monotonic())
+            begin = (self._journal.last_index + 1, 0, _ambient.monotonic())
         for node in wanted - counted:
             for table, value in zip(per_voter, begin, strict=True):
                 table[node] = value
@@ -427,8 +432,8 @@ class _Entered:
         self._before: _Seams | None = None
 
     def __enter__(self) -> None:
-        self._before = _Ambient.current
-        _Ambient.current = self._seams
+        self._before = _ambient.current
+        _ambient.current = self._seams
 
     def __exit__(self, *exc: object) -> None:
-        _Ambient.current = self._before
+        _ambient.current = self._before

@@ -38,8 +38,11 @@ from dledger.state.topics import HALF_TOPIC, PERM_READ, PERM_WRITE, TopicConfig
 from dledger.state.transactions import OpenHalf, TransactionDecision
 from dledger.waiting import wait_for
 
-CHECKS_PER_ENTRY = 512
-"""Half messages looked at together: bounds the time between two heartbeats' worth of work."""
+CHECKS_PER_ENTRY = 256
+"""Half messages looked at in one turn, 10 ms or so: a leader sends heartbeats between two turns."""
+
+PLANS_PER_TURN = 4_096
+"""Half messages planned in one turn when a term begins."""
 
 NAME = "transactions"
 """In dead letters, logs and metrics."""
@@ -124,19 +127,22 @@ class TransactionCheckService:
             return
         with self._loop.listening(self._on_applied):
             await self._loop.settle(leadership.term)
-            self._plan_all()
+            await self._plan_all()
             await self._check(leadership.term)
 
     # -- when ------------------------------------------------------------------------------
 
-    def _plan_all(self) -> None:
+    async def _plan_all(self) -> None:
         state = self._group.state
+        still_open = state.transactions.open
         self._planned_to = state.max_offset(HALF_TOPIC, HALF_RUN.queue_id)
-        self._plans = [
-            _Plan(self._due_s(half), half_offset)
-            for half_offset, half in state.transactions.open.items()
-        ]
-        heapify(self._plans)
+        self._plans = []
+        for at, half_offset in enumerate(list(still_open), 1):
+            half = still_open.get(half_offset)
+            if half is not None:
+                heappush(self._plans, _Plan(self._due_s(half), half_offset))
+            if at % PLANS_PER_TURN == 0:
+                await trio.lowlevel.checkpoint()
 
     def _due_s(self, half: OpenHalf) -> float:
         """Return the monotonic time at which a half message is to be asked for."""
@@ -233,6 +239,7 @@ class TransactionCheckService:
             await self._count_and_ask(to_ask, term)
         else:
             self._group.kick()
+            await trio.lowlevel.checkpoint()
 
     def _is_over(self, half: OpenHalf, age_ms: int) -> bool:
         settings = self.settings

@@ -148,7 +148,8 @@ class NameThief:
             header = BrokerHeader(wanted.broker_name, address, wanted.cluster, 0)
             leaving = request(RequestCode.UNREGISTER_BROKER, header.encode())
             answer = await ask(leaving, TIMEOUT_S)
-            taken = answer.code == ResponseCode.SUCCESS
+            # A member that died meanwhile is not registered any more: nothing is taken from it.
+            taken = answer.code == ResponseCode.SUCCESS and not answer.remark
             self.seen["unregistered" if taken else "unregister_refused"] += 1
         answer = await ask(self._foreign_topic(), TIMEOUT_S)
         taken = answer.code == ResponseCode.SUCCESS

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
-import structlog
 from pyspark.sql.datasource import (
     DataSourceArrowWriter,
     DataSourceStreamArrowWriter,
@@ -28,7 +27,7 @@ from dledger.client.core.message_ext import MessageExt, PullStatus
 from dledger.client.core.route import MessageQueue
 from dledger.client.producer.config import ProducerConfig
 from dledger.commitlog.errors import MQError
-from dledger.remoting.log import configure_logs
+from dledger.remoting.log import log_warnings_as_text
 from dledger.spark_jobs.datasource.options import Bounds, OptionError, Options, QueueRange
 
 # ---------------------------------------------------------------------------------- read
@@ -44,8 +43,7 @@ T = TypeVar("T")
 
 def open_client(namesrv: str) -> BlockingClient:
     """Return a client of a process that Spark started; of its logs only warnings are kept."""
-    if not structlog.is_configured():
-        configure_logs(form="text", level="warning")
+    log_warnings_as_text()
     return BlockingClient(namesrv)
 
 

@@ -9,8 +9,9 @@ from typing import Any
 
 import trio
 
-from dledger.registration import RegisteredBroker, Registration
-from dledger.settings.tables import ClientTable
+from dledger.registration import Registration
+from dledger.settings.parts import BrokerSettings
+from dledger.settings.tables import BrokerTable, ClientTable
 from dledger.state.state_record import TopicsChange, state_batch
 from dledger.testing.doubles import VirtualClock
 from tests.harness.fake_group import BROKER, CLUSTER, LEADER, FakeGroup
@@ -47,7 +48,12 @@ class RegisteringBroker:
         self.registration = Registration(
             self.group,
             client,  # type: ignore[arg-type]  # a fake with what it uses
-            RegisteredBroker(CLUSTER, BROKER, LEADER, 3),
+            BrokerSettings(
+                LEADER,
+                bytes(8),
+                BrokerTable(cluster_name=CLUSTER, broker_name=BROKER),
+                follower_id=3,
+            ),
             ClientTable(),
             lambda: addresses,
             clock=clock,

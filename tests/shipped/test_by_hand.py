@@ -104,11 +104,11 @@ class Tools:
         return health
 
 
-def start_group(folder: Path, examples: str, names: list[str]) -> None:
-    """Start a NameServer and a broker per file; use each command once; stop all."""
+@contextmanager
+def started_group(folder: Path, examples: str, names: list[str]) -> Iterator[Tools]:
+    """Start a NameServer and a broker per file; stop all."""
     shipped = lay_out_examples(folder)
     tools = Tools(shipped)
-    dledger = tools.dledger
     (folder / "namesrv.toml").write_text(f'[namesrv]\nkv_config_path = "{folder}/kv.json"\n')
     port = str(shipped.namesrv_port)
     commands = [["dledger-namesrv", "-c", "namesrv.toml", "--listen-port", port]]
@@ -117,13 +117,27 @@ def start_group(folder: Path, examples: str, names: list[str]) -> None:
         groups = tools.healthy()["groups"]
         assert isinstance(groups, list)
         assert [group["members"] for group in groups] == [3]
-        sent = dledger("send", "--topic", "hello", "a message", "--tag", "x", "--queue", "1")
-        (result,) = json.loads(sent)
-        assert (result["status"], result["queue"], result["offset"]) == ("SEND_OK", 1, 0)
-        # A NameServer learns of a topic that a send made after the sender is answered.
-        tools.until(bool, "topic", "route", "hello")
-        consumed = json.loads(dledger("consume", "--topic", "hello", "--from", "earliest"))
-        assert (consumed["body"], consumed["tags"], consumed["queue"]) == ("a message", "x", 1)
+        yield tools
+    assert [process.returncode for process in processes] == [0, 0, 0, 0]
+
+
+def send_and_consume(tools: Tools) -> tuple[Any, Any]:
+    """Send a message and consume it; return the result of the send and what was consumed."""
+    dledger = tools.dledger
+    sent = dledger("send", "--topic", "hello", "a message", "--tag", "x", "--queue", "1")
+    (result,) = json.loads(sent)
+    assert (result["status"], result["queue"], result["offset"]) == ("SEND_OK", 1, 0)
+    # A NameServer learns of a topic that a send made after the sender is answered.
+    tools.until(bool, "topic", "route", "hello")
+    consumed = json.loads(dledger("consume", "--topic", "hello", "--from", "earliest"))
+    assert (consumed["body"], consumed["tags"], consumed["queue"]) == ("a message", "x", 1)
+    return result, consumed
+
+
+def test_three_brokers_start_from_the_toml_samples(tmp_path: Path) -> None:
+    with started_group(tmp_path, "three-nodes", ["n0.toml", "n1.toml", "n2.toml"]) as tools:
+        dledger = tools.dledger
+        result, consumed = send_and_consume(tools)
         assert json.loads(dledger("msg", "by-offset", "hello", "1", "0")) == consumed
         viewed = json.loads(dledger("msg", "by-id", result["offset_message_id"]))
         assert {**viewed, "broker": consumed["broker"]} == consumed
@@ -142,16 +156,12 @@ def start_group(folder: Path, examples: str, names: list[str]) -> None:
             lambda route: (route[0]["write_queues"], len(route[0]["followers"])) == (2, 2),
             *("topic", "route", "other"),
         )
-    assert [process.returncode for process in processes] == [0, 0, 0, 0]
-
-
-def test_three_brokers_start_from_the_toml_samples(tmp_path: Path) -> None:
-    start_group(tmp_path, "three-nodes", ["n0.toml", "n1.toml", "n2.toml"])
 
 
 def test_brokers_start_from_rocketmq_configuration_files(tmp_path: Path) -> None:
     names = ["broker-n0.conf", "broker-n1.conf", "broker-n2.conf"]
-    start_group(tmp_path, "rocketmq-dledger", names)
+    with started_group(tmp_path, "rocketmq-dledger", names) as tools:
+        send_and_consume(tools)
 
 
 @pytest.mark.parametrize(("self_id", "port", "store"), ROCKETMQ_NODES)

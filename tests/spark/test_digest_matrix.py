@@ -96,6 +96,7 @@ def test_one_digest_for_each_way_the_work_is_dealt(
     spark.conf.set("spark.sql.adaptive.enabled", "true")
 
 
+@pytest.mark.hunt
 def test_digest_same_for_64_partitions_and_a_shuffle_of_200(
     spark: SparkSession, tmp_path: Path
 ) -> None:
