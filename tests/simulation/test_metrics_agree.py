@@ -8,7 +8,6 @@ from random import Random
 from typing import Any
 
 import pytest
-import trio
 
 from dledger import side_ports
 from dledger.client.consumer.pull_consumer import PullConsumer
@@ -38,9 +37,8 @@ def pages(monkeypatch: pytest.MonkeyPatch) -> Pages:
         def __init__(self, _: object, pieces: Any, _ready: object) -> None:
             found[id(pieces.__self__._group)] = pieces
 
-        async def serve(self, *address: Any, task_status: trio.TaskStatus[Any]) -> None:
-            task_status.started(address)
-            await trio.sleep_forever()
+        async def serve_if_free(self, *_: object) -> bool:
+            return True
 
     monkeypatch.setattr(side_ports, "MetricsServer", Page)
     return found
