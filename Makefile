@@ -18,10 +18,10 @@ PYTEST := $(BIN)/python -m pytest -q
 # and wait for them: more run at a time than there are processors.
 COMPUTE := tests/unit tests/property tests/simulation tools/bench/tests -n auto --dist worksteal
 FAST := tests/unit -n auto --dist worksteal
-PROCESSES := tests/integration tests/browser -n 6 --dist loadgroup
+PROCESSES := tests/integration -n 6 --dist loadgroup
 STAGES := $(PYTHON) tests/gate/stages.py
 
-.PHONY: setup size lint types imports static unit integration check test chromium deploy-tools java docs shipped proto spark spark-all interop interop-clients interop-all mqadmin matrix matrix-all demo chaos hunt hunt-tests soak determinism mutants mutants-unseen peer-fuzz clean-histories small-histories chaos-all chaos-mutants leader-kills bench bench-peers bench-spark notebook coverage clean
+.PHONY: setup size lint types imports static unit integration browser check test chromium deploy-tools java docs shipped proto spark spark-all interop interop-clients interop-all mqadmin matrix matrix-all demo chaos hunt hunt-tests soak determinism mutants mutants-unseen peer-fuzz clean-histories small-histories chaos-all chaos-mutants leader-kills bench bench-peers bench-spark notebook coverage clean
 
 setup: $(STAMP)
 
@@ -54,6 +54,10 @@ unit: setup
 integration: setup
 	$(PYTEST) -m "not hunt" --durations=25 $(PROCESSES)
 
+# In a process of its own: a browser leaves an event loop running, which no asyncio test bears.
+browser: setup chromium
+	$(PYTEST) -m "not hunt" --durations=5 tests/browser
+
 check: setup
 	@$(STAGES) unit-fast --beside static
 
@@ -62,7 +66,7 @@ unit-fast: setup
 
 # Goes on after a stage that failed, and names all failures at the end.
 test: setup chromium deploy-tools
-	@$(STAGES) unit integration --beside static
+	@$(STAGES) unit integration --beside static browser
 
 # The browser tests drive Debian's chromium; without one they are skipped and say so.
 chromium:

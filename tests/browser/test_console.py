@@ -14,7 +14,7 @@ from tests.harness.console_cluster import ConsoleCluster, console_cluster
 from tests.harness.console_content import HOSTILE, HOSTILE_KEY
 from tests.harness.module_cluster import heal
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("console")]
+pytestmark = pytest.mark.slow
 
 WAIT_MS = 60_000
 """A limit for a hang: an election takes a second or two."""

@@ -11,7 +11,7 @@ import pytest
 
 from tests.browser.conftest import VERDICTS, Looker, Store
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("browser")]
+pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
 

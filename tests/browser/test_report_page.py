@@ -16,7 +16,7 @@ from dledger.jepsen_like.history.operation import F, Outcome
 from tests.browser.conftest import DURATION_S, OPERATIONS, VERDICTS, Look, Looker, Store
 from tests.harness.run_folders import NODES
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("browser")]
+pytestmark = pytest.mark.slow
 
 WIDTHS_PX = (1280, 390)
 DRAWN = ("latency", "rate", "leader", "lag", "availability", "failover", "faults")

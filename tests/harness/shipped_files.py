@@ -20,7 +20,7 @@ from dledger.cli.ports import free_ports, is_free
 
 ROOT = Path(__file__).parents[2]
 NAMESRV_PORT = 9876
-DATA_FOLDERS = ("/tmp/dledger-three-nodes", "/tmp/dledger-two-groups", "/tmp/rmqstore")
+_TEMPORARY = re.compile(r"(?<![\w/])/tmp/(?=\w)")
 _PORT = re.compile(r"(?:(?<=[:=])|(?<== ))(\d{4,5})\b")
 _NUMBER = re.compile(r"\b[1-9]\d{3,4}\b")
 
@@ -43,9 +43,8 @@ class Shipped:
 
     def adapt(self, text: str) -> str:
         """Return *text* with the data folders and ports of this layout."""
-        for folder in DATA_FOLDERS:
-            text = text.replace(folder, str(self.root / "data" / Path(folder).name))
-        return _NUMBER.sub(self._adapt_port, text)
+        text = _NUMBER.sub(self._adapt_port, text)
+        return _TEMPORARY.sub(f"{self.root}/data/", text)
 
     def _adapt_port(self, number: re.Match[str]) -> str:
         """Return the port that stands for *number*: that one may be a port of the files as well."""
