@@ -122,7 +122,7 @@ class _Logger:
     def __getattr__(self, method: str) -> Any:
         import structlog
 
-        while _before_first_line and not structlog.is_configured():
+        if _before_first_line and not structlog.is_configured():
             _before_first_line[0]()
         chosen = structlog.get_logger() if structlog.is_configured() else _plain(self._name)
         return getattr(chosen, method)

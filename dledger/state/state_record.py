@@ -241,7 +241,10 @@ def decode_change(queue_id: int, body: Buffer) -> StateChange:
     if kind is None:
         raise InvariantBroken(f"state record on unknown queue {queue_id}")
     try:
-        version, *values = cbor2.loads(bytes(body))
+        form = cbor2.loads(bytes(body))
+        if not isinstance(form, list):
+            raise TypeError(f"a {type(form).__name__} where an array should be")
+        version, *values = form
         if version == STATE_RECORD_VERSION:
             return msgspec.convert(values, kind)
     except (cbor2.CBORDecodeError, TypeError, ValueError, AttributeError) as exc:

@@ -57,6 +57,29 @@ def test_log_without_setup_warns_on_standard_error() -> None:
     assert "card-number" not in err
 
 
+COMMAND = """
+import sys
+from dledger.cli.commands import open_client
+from dledger.remoting.log import get_logger
+open_client(["127.0.0.1:1"])
+log = get_logger("dledger.client.x")
+assert "structlog" not in sys.modules
+log.info("route_known", topic="T")
+log.warning("no route yet", topic="T")
+print("a result")
+"""
+
+
+def test_log_of_a_command_is_set_up_by_its_first_line() -> None:
+    ran = [sys.executable, "-c", COMMAND]
+    done = subprocess.run(ran, capture_output=True, text=True, check=True)
+    assert done.stdout == "a result\n"
+    (line,) = done.stderr.splitlines()
+    assert "warning" in line
+    assert "no route yet" in line
+    assert "topic=T" in line
+
+
 def test_logging_of_the_standard_library_decides() -> None:
     lines = said(STDLIB).splitlines()
     assert lines[0] == "DEBUG:dledger.client.x:queues_given queues=3"

@@ -172,5 +172,5 @@ def test_delay_progress_moves_from_where_it_stands(group: FakeGroup) -> None:
 
 
 def test_unreadable_state_record_stops_the_node(group: FakeGroup) -> None:
-    with pytest.raises(InvariantBroken, match="state record"):
+    with pytest.raises(InvariantBroken, match="a dict where an array should be"):
         group.put(STATE_TOPIC, TOPICS_QUEUE, b"\xa1\x61v\x01")
