@@ -267,7 +267,7 @@ async def _run_parts(
         group,
         dates,
         levels_ms,
-        is_deleting=processors.topics.is_deleting,
+        is_deleting=processors.topics.is_ending,
         real_queue=processors.topics.real_queue,
         entry_bytes_max=group.entry_bytes_max,
     )
@@ -275,7 +275,7 @@ async def _run_parts(
         group,
         dates,
         processors.timer_claims,
-        is_deleting=processors.topics.is_deleting,
+        is_deleting=processors.topics.is_ending,
         real_queue=processors.topics.real_queue,
         entry_bytes_max=group.entry_bytes_max,
         roll_window_ms=store.timer_roll_window_slot * 1000,

@@ -173,7 +173,7 @@ class TopicMetrics:
         for queue_id in range(queues):
             bounds = self._group.state.queues.get((topic, queue_id))
             if bounds is not None:
-                offset = self._offsets.offset(group, topic, queue_id) or 0
+                offset = self._offsets.stored((group, topic, queue_id)) or 0
                 first = max(offset, bounds.min_offset)
                 if first < bounds.max_offset:
                     yield queue_id, first, bounds.max_offset - first

@@ -209,7 +209,7 @@ class BrokerOffsets:
         answer = await self._instance.ask_leader(
             queue.broker_name,
             RequestCode.UPDATE_CONSUMER_OFFSET,
-            {**header.encode(), "sync": "true", **shown, **self._mark},
+            {**header.encode(), **shown, **self._mark},
             topic=queue.topic,
             timeout_s=COMMIT_TIMEOUT_S,
         )

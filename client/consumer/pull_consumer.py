@@ -254,8 +254,7 @@ class PullConsumer(ManagedScope):
             RequestCode.UPDATE_CONSUMER_OFFSET,
             UpdateConsumerOffsetHeader(self.group, queue.topic, queue.queue_id, offset),
             timeout_s=timeout_s,
-            # ours: answer when it is in the log; others ignore it
-            more={"sync": "true", **_shown(lock_token)},
+            more=_shown(lock_token),
             changes=True,
         )
 
@@ -274,7 +273,7 @@ class PullConsumer(ManagedScope):
                 QueryConsumerOffsetHeader(
                     self.group, queue.topic, queue.queue_id, set_zero_if_not_found=False
                 ),
-                more={"sync": "true"},  # ours: only what is stored, and nothing stale
+                more={"sync": "true"},  # ours: nothing stale
             )
         except RequestFailedError as error:
             if error.code == ResponseCode.QUERY_NOT_FOUND:

@@ -5,8 +5,8 @@ Of a request they read alike: names, the account and host, confirmation, born ho
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final, TypeAlias
 
 import trio
 from typing_extensions import Buffer
@@ -21,6 +21,7 @@ from dledger.remoting.processor import DEFERRED, Handled
 from dledger.remoting.protocol.command import RemotingCommand, response_to
 from dledger.remoting.protocol.outcome import Condition, answer, answer_error
 from dledger.remoting.protocol.own_fields import CONFIRMED_FIELD
+from dledger.services.offset_commits import OffsetCommits, OffsetSlot
 from dledger.services.pending_configs import PendingConfigs, noting
 from dledger.state.state_record import state_batch
 from dledger.state.table import StateChange
@@ -165,6 +166,49 @@ def when_current(
     Raises:
         NotLeaderError: This node does not lead.
     """
+    return _when_passed(group.read_barrier, connection, command, read)
+
+
+def when_stored(
+    group: BrokerGroup,
+    offsets: OffsetCommits,
+    slots: Iterable[OffsetSlot],
+    connection: Connection,
+    command: RemotingCommand,
+    read: Callable[[], RemotingCommand],
+    *,
+    is_current: bool = True,
+) -> Handled:
+    """As `when_current`, once the offsets that were taken of these queues are stored.
+
+    Args:
+        is_current: Whether this node has to be known to lead still.
+    """
+
+    def passes(done: _Passed) -> None:
+        def stored() -> None:
+            try:
+                if is_current:
+                    group.read_barrier(done)
+                else:
+                    done(None)
+            except NotLeaderError as error:
+                done(error)
+
+        offsets.store_first(slots, stored)
+
+    return _when_passed(passes, connection, command, read)
+
+
+_Passed: TypeAlias = Callable[[NotLeaderError | None], None]
+
+
+def _when_passed(
+    passes: Callable[[_Passed], None],
+    connection: Connection,
+    command: RemotingCommand,
+    read: Callable[[], RemotingCommand],
+) -> Handled:
     answered: list[RemotingCommand] = []
     is_deferred = False
 
@@ -175,7 +219,7 @@ def when_current(
         else:
             answered.append(response)
 
-    group.read_barrier(done)
+    passes(done)
     if answered:
         return answered[0]
     is_deferred = True

@@ -19,6 +19,7 @@ from dledger.processors.answers import (
     nothing_to_change,
     propose_change,
     require_leader,
+    when_stored,
 )
 from dledger.processors.client_table import ClientTable
 from dledger.processors.handles import Limit, handles
@@ -255,14 +256,20 @@ class ConsumeStatsProcessor:
     _clock: Clock
 
     @handles(RequestCode.GET_CONSUME_STATS, limit=Limit.ADMIN, rule=SIGNED, reads=True)
-    def of_group(self, _connection: Connection, command: RemotingCommand) -> Handled:
+    def of_group(self, connection: Connection, command: RemotingCommand) -> Handled:
         """Answer 208: where a group is in each queue, of the topics asked for or all it has."""
         header = GetConsumeStatsHeader.decode(command.ext)
         require_leader(self._group)
         asked = [header.topic] if header.topic else []
         asked += [name for name in (header.topic_list or "").split(TOPIC_SEPARATOR) if name]
-        stats = self._stats(header.consumer_group, asked)
-        return response_to(command, 0, None, None, stats.encode())
+        name = header.consumer_group
+
+        def read() -> RemotingCommand:
+            return response_to(command, 0, None, None, self._stats(name, asked).encode())
+
+        return when_stored(
+            self._group, self._offsets, self._offsets.slots(name), connection, command, read
+        )
 
     @handles(RequestCode.GET_BROKER_CONSUME_STATS, limit=Limit.ADMIN, rule=SIGNED, reads=True)
     def of_broker(self, _connection: Connection, command: RemotingCommand) -> Handled:
@@ -290,19 +297,24 @@ class ConsumeStatsProcessor:
         return response_to(command, 0, None, None, body.encode())
 
     @handles(RequestCode.QUERY_CONSUME_TIME_SPAN, limit=Limit.ADMIN, rule=SIGNED, reads=True)
-    def time_span(self, _connection: Connection, command: RemotingCommand) -> Handled:
+    def time_span(self, connection: Connection, command: RemotingCommand) -> Handled:
         """Answer 303: from when to when there are messages, how far a group is, how late."""
         header = TopicGroupHeader.decode(command.ext)
         require_leader(self._group)
         config = self._topics.config(header.topic)
         if config is None:
             raise RefusedError(Condition.TOPIC_NOT_EXIST, f"topic[{header.topic}] not exist")
-        spans = [
-            self._span(config.topic, header.group, queue_id)
-            for queue_id in range(config.write_queue_nums)
-        ]
-        body = QueryConsumeTimeSpanBody(consume_time_span_set=spans)
-        return response_to(command, 0, None, None, body.encode())
+
+        def read() -> RemotingCommand:
+            spans = [
+                self._span(config.topic, header.group, queue_id)
+                for queue_id in range(config.write_queue_nums)
+            ]
+            body = QueryConsumeTimeSpanBody(consume_time_span_set=spans)
+            return response_to(command, 0, None, None, body.encode())
+
+        slots = self._offsets.slots(header.group, config.topic)
+        return when_stored(self._group, self._offsets, slots, connection, command, read)
 
     # ------------------------------------------------------------------------------ figures
 
@@ -329,7 +341,7 @@ class ConsumeStatsProcessor:
         return stats
 
     def _progress(self, topic: str, group_name: str, queue_id: int) -> OffsetWrapper:
-        offset = max(0, self._offsets.offset(group_name, topic, queue_id) or 0)
+        offset = max(0, self._offsets.stored((group_name, topic, queue_id)) or 0)
         return OffsetWrapper(
             broker_offset=self._group.state.max_offset(topic, queue_id),
             consumer_offset=offset,
@@ -340,7 +352,7 @@ class ConsumeStatsProcessor:
     def _span(self, topic: str, group_name: str, queue_id: int) -> QueueTimeSpan:
         state = self._group.state
         low, high = state.min_offset(topic, queue_id), state.max_offset(topic, queue_id)
-        offset = self._offsets.offset(group_name, topic, queue_id) or 0
+        offset = self._offsets.stored((group_name, topic, queue_id)) or 0
         first = self._time(topic, queue_id, low)
         next_time = self._time(topic, queue_id, max(offset, low))
         return QueueTimeSpan(

@@ -15,6 +15,7 @@ from dledger.processors.answers import (
     not_leader,
     refusal,
     when_current,
+    when_stored,
 )
 from dledger.processors.handles import ANY, CONSUMES, Limit, handles, needs
 from dledger.processors.locks import check_lock_token
@@ -54,24 +55,23 @@ class OffsetsProcessor:
 
     @handles(RequestCode.QUERY_CONSUMER_OFFSET, limit=Limit.CLIENT, rule=CONSUMES, reads=True)
     def query_consumer_offset(self, connection: Connection, command: RemotingCommand) -> Handled:
-        """Answer 14: the newest committed offset, pending ones of this leader included.
+        """Answer 14: the newest committed offset; a leader stores first what it has taken.
 
         A follower answers with what it has applied: perhaps an older offset, from which messages
         come again, and never that there is none.
 
-        With ``sync=true`` only what is stored counts, and only a leader that is known to lead
-        still answers: a later answer never goes back.
+        With ``sync=true`` only a leader that is known to lead still answers: a later answer never
+        goes back.
         """
         header = QueryConsumerOffsetHeader.decode(command.ext)
         key = (header.consumer_group, header.topic, header.queue_id)
-        if command.ext.get("sync") not in (True, "true"):
-            return self._consumer_offset(command, header, self._offsets.offset(*key))
-        state = self._group.state
-        return when_current(
-            self._group,
-            connection,
-            command,
-            lambda: self._consumer_offset(command, header, state.consumer_offset(*key)),
+
+        def read() -> RemotingCommand:
+            return self._consumer_offset(command, header, self._offsets.stored(key))
+
+        is_current = command.ext.get("sync") in (True, "true")
+        return when_stored(
+            self._group, self._offsets, [key], connection, command, read, is_current=is_current
         )
 
     def _consumer_offset(
@@ -106,7 +106,7 @@ class OffsetsProcessor:
         subject=subject_of_commit,
     )
     def update_consumer_offset(self, connection: Connection, command: RemotingCommand) -> Handled:
-        """Answer 15: taken for the next flush, or with ``sync=true`` answered when applied."""
+        """Answer 15 when the offset is stored; one-way, it is taken for the next flush."""
         header = UpdateConsumerOffsetHeader.decode(command.ext)
         group = self._group
         if group.leadership is None:
@@ -134,14 +134,10 @@ class OffsetsProcessor:
         self._offsets.check_room(header.consumer_group, header.topic, account)
         key = (*slot, offset)
         shows_token = check_lock_token(self._locks, command, slot)
-        if command.ext.get("sync") not in (True, "true"):
-            if shows_token:
-                # Ahead of the next grant of that queue, not within a second.
-                self._offsets.commit_now(*key, lambda _: None)
-            else:
-                self._offsets.commit(*key)
+        if command.is_oneway and not shows_token:
+            self._offsets.commit(*key)
             return response_to(command)
-
+        # With a token ahead of the next grant of that queue, not within a second.
         self._offsets.commit_now(*key, answer_when_done(connection, command, group))
         return DEFERRED
 

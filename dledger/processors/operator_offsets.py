@@ -28,7 +28,7 @@ from dledger.processors.answers import (
     nothing_to_change,
     refusal,
     require_leader,
-    when_current,
+    when_stored,
 )
 from dledger.processors.client_table import Client, ClientTable
 from dledger.processors.handles import SUB, Limit, handles, needs
@@ -128,8 +128,13 @@ class ResetOffsetsProcessor:
         is_out = any(key[:2] == (header.group, header.topic) for key in state.pops)
         if is_out or self._pops.receives(header.group, header.topic):
             return self._reset_popped(connection, command, header)
-        return when_current(
-            self._group, connection, command, lambda: self._reset(connection, command, header)
+        return when_stored(
+            self._group,
+            self._offsets,
+            self._offsets.slots(header.group, header.topic),
+            connection,
+            command,
+            lambda: self._reset(connection, command, header),
         )
 
     def _reset_popped(
@@ -183,7 +188,7 @@ class ResetOffsetsProcessor:
             for queue, offset in table.items()
             # The present offset ends grants, too: that needs force.
             if header.is_force
-            or offset != self._offsets.offset(header.group, header.topic, queue.queue_id)
+            or offset != self._offsets.stored((header.group, header.topic, queue.queue_id))
         ]
         self._offsets.commit_all_now(items, done, by_admin=True)
 
@@ -217,7 +222,7 @@ class ResetOffsetsProcessor:
     ) -> dict[MessageQueue, int]:
         state = self._group.state
         config = state.topic_config(header.topic)
-        if config is None:
+        if config is None or not self._offsets.exists(header.topic):
             raise RefusedError(Condition.BAD_REQUEST, f"topic {header.topic} does not exist")
         queues = range(config.write_queue_nums)
         if header.queue_id is not None and header.queue_id >= 0:
@@ -228,7 +233,7 @@ class ResetOffsetsProcessor:
             queues = range(header.queue_id, header.queue_id + 1)
         table = {}
         for queue_id in queues:
-            consumed = self._offsets.offset(header.group, header.topic, queue_id)
+            consumed = self._offsets.stored((header.group, header.topic, queue_id))
             wanted = self._wanted(header, queue_id)
             queue = MessageQueue(header.topic, self._settings.broker.broker_name, queue_id)
             if consumed is None and is_stored:
@@ -300,7 +305,7 @@ class CloneOffsetsProcessor:
         group = self._group
         require_leader(group)
         check_group_name(header.dest_group)
-        items = list(self._copies(header))
+        source, items = header.src_group, list(self._copies(header))
         if not items:
             return nothing_to_change(group, connection, command)
         if len(items) > MAX_OFFSETS_PER_RECORD:
@@ -311,6 +316,8 @@ class CloneOffsetsProcessor:
             )
 
         done = answer_when_done(connection, command, group)
+        # What is copied is stored ahead of the copies.
+        self._offsets.store_first([(source, *slot[1:]) for slot, _ in items], lambda: None)
         self._offsets.commit_all_now(items, done, by_admin=True)
         return DEFERRED
 
@@ -321,7 +328,7 @@ class CloneOffsetsProcessor:
         for topic in [header.topic] if header.topic else self._offsets.topics_of(source):
             config = self._group.state.topic_config(topic)
             left_behind = subscribed and topic not in subscribed and not header.offline
-            if config is None or left_behind:
+            if config is None or left_behind or not self._offsets.exists(topic):
                 continue
             for queue_id in range(config.queue_nums):
                 offset = self._offsets.offset(source, topic, queue_id)

@@ -308,7 +308,6 @@ class CapabilitiesProcessor:
             "cbor": "true",
             "records": "true",
             "bulkPull": "true",
-            "syncOffsets": "true",
             "idempotent": "true",
             NAMES_STALE_FIELD: "true",
             "lockTokens": "true",

@@ -39,6 +39,7 @@ from dledger.remoting.protocol.headers import CreateTopicHeader, TopicHeader
 from dledger.remoting.protocol.outcome import Condition
 from dledger.remoting.protocol.own_fields import GivenUp
 from dledger.remoting.seams import Clock
+from dledger.services.offset_commits import OffsetCommits
 from dledger.services.pending_configs import TopicView
 from dledger.services.retention import (
     RETENTION_ATTRIBUTE,
@@ -70,6 +71,7 @@ class TopicsProcessor:
 
     _group: BrokerGroup
     _topics: TopicView
+    _offsets: OffsetCommits
     _settings: BrokerSettings
     _clock: Clock
 
@@ -147,6 +149,7 @@ class TopicsProcessor:
             TopicsChange(delete=(topic,), asked_by=requester),
             self._topics.pending,
         )
+        self._offsets.drop_topic(topic)
         return DEFERRED
 
     @handles(RequestCode.GET_ALL_TOPIC_CONFIG, limit=Limit.ADMIN, rule=SIGNED)

@@ -19,7 +19,6 @@ from dledger.commitlog.errors import (
     OffsetOutOfRangeError,
 )
 from dledger.commitlog.message_id import encode_offset_message_id
-from dledger.filters.expiry import marked, may_expire
 from dledger.group_api import BrokerGroup, Proposed
 from dledger.processors.answers import (
     RefusedError,
@@ -40,7 +39,6 @@ from dledger.services.half_message import HalfMessage, TransactionDecisions, hal
 from dledger.services.pending_configs import TopicView
 from dledger.services.stored_record import StoredRecords
 from dledger.settings.parts import BrokerSettings
-from dledger.state.topics import TopicConfig, is_of_copies
 from dledger.state.transactions import TransactionDecision
 
 UNDECIDED = 0
@@ -141,23 +139,19 @@ class EndTransactionProcessor:
         half: HalfMessage,
         decision: TransactionDecision,
     ) -> None:
-        message, create = None, None
+        message = None
         if decision is TransactionDecision.COMMIT:
-            config = self._real_topic(half)
-            message = half.committed(self._topics.real_queue(half.topic, half.queue_id))
-            if may_expire(half.record.properties) and not is_of_copies(half.topic):
-                create = marked(config)  # the topic may have been made again
+            message = half.committed(self._real_queue(half))
         done = answer_when_done(connection, command, self._group)
-        self._decisions.decide(half.record.queue_offset, decision, done, message, create)
+        self._decisions.decide(half.record.queue_offset, decision, done, message)
 
-    def _real_topic(self, half: HalfMessage) -> TopicConfig:
-        config = self._topics.config(half.topic)
-        if config is None:
-            raise RefusedError(
-                Condition.TOPIC_NOT_EXIST,
-                f"topic[{half.topic}] was deleted since; the transaction stays open",
-            )
-        return config
+    def _real_queue(self, half: HalfMessage) -> int:
+        if self._topics.is_ending(half.topic):
+            raise _deleted(half)
+        try:
+            return self._topics.real_queue(half.topic, half.queue_id, half.record.phy_offset)
+        except UnprocessableMessageError as error:
+            raise _deleted(half) from error
 
     def _wait(self, connection: Connection, command: RemotingCommand, half_offset: int) -> Handled:
         answered: list[RemotingCommand] = []
@@ -175,6 +169,13 @@ class EndTransactionProcessor:
             return answered[0]
         is_deferred = True
         return DEFERRED
+
+
+def _deleted(half: HalfMessage) -> RefusedError:
+    return RefusedError(
+        Condition.TOPIC_NOT_EXIST,
+        f"topic[{half.topic}] was deleted since; the transaction stays open",
+    )
 
 
 def _decision(header: EndTransactionHeader) -> TransactionDecision:

@@ -171,6 +171,7 @@ class BrokerProcessors:
         self.topics = topics = TopicView(group, tables)
         self.clients: ClientTable[Connection] = ClientTable(tables)
         self.offsets = OffsetCommits(group, clock, settings=tables, shares=topics.shares)
+        self.offsets.exists = lambda topic: topics.config(topic) is not None
         self.locks = QueueLocks(group, topics, clock, lease_s=tables.lock_lease_ms / 1000)
         self.throughput = Throughput(clock, group.state)
         self._filters = PropertyFilters(settings)
@@ -281,7 +282,7 @@ class BrokerProcessors:
         sends, pulls = limiters[Limit.SEND], limiters[Limit.PULL]
         pools = {"send": sends, "pull": pulls, "litePull": pulls, "query": limiters[Limit.CLIENT]}
         return (
-            TopicsProcessor(group, self.topics, settings, clock),
+            TopicsProcessor(group, self.topics, self.offsets, settings, clock),
             RuntimeInfoProcessor(
                 group,
                 settings,

@@ -106,19 +106,23 @@ class Delivery:
     reason: str = ""
 
 
-RealQueue = Callable[[str, int], int]
-"""From a topic, and the queue of it that a message was sent to, to the queue that it goes to."""
+RealQueue = Callable[[str, int, int], int]
+"""From a topic, the queue of it that a message was sent to, and where the message waits in the log,
+to the queue that it goes to; raises UnprocessableMessageError: the topic is absent."""
 
 
-def same_queue(_topic: str, queue_id: int) -> int:
+def same_queue(_topic: str, queue_id: int, _position: int) -> int:
     """Return the queue that a message was sent to."""
     return queue_id
 
 
-def real_destination(properties: bytes, real_queue: RealQueue = same_queue) -> Run:
+def real_destination(
+    properties: bytes, position: int = 0, real_queue: RealQueue = same_queue
+) -> Run:
     """Return where a message goes whose *properties* name its real topic and queue.
 
-    Raises UnprocessableMessageError: they name none, or one that clients may not write.
+    Raises UnprocessableMessageError: they name none, or one that is removed or that clients may not
+        write.
     """
     topic = _get_property(properties, _REAL_TOPIC)
     queue_id = _get_property(properties, _REAL_QUEUE_ID)
@@ -130,7 +134,7 @@ def real_destination(properties: bytes, real_queue: RealQueue = same_queue) -> R
         raise UnprocessableMessageError(problem or f"its real topic is {name}, a system topic")
     if not queue_id.isdigit() or len(queue_id) > _QUEUE_DIGITS:
         raise UnprocessableMessageError(f"its real queue is {queue_id!r}, no number of a queue")
-    return Run(name, real_queue(name, int(queue_id)), 1)
+    return Run(name, real_queue(name, int(queue_id), position), 1)
 
 
 def deliver(scheduled: StoredRecord, real_queue: RealQueue = same_queue) -> Delivery:
@@ -140,7 +144,7 @@ def deliver(scheduled: StoredRecord, real_queue: RealQueue = same_queue) -> Deli
         CorruptRecordError: The record is damaged.
         UnprocessableMessageError: It names no topic it could go to.
     """
-    run = real_destination(scheduled.properties, real_queue)
+    run = real_destination(scheduled.properties, scheduled.phy_offset, real_queue)
     return Delivery(run.topic, run.queue_id, copy_of(scheduled, run), scheduled.phy_offset)
 
 
@@ -254,12 +258,12 @@ def delivered_message(scheduled: StoredBytes, real_queue: RealQueue = same_queue
     body_end = BODY_OFFSET + int.from_bytes(view[BODY_LENGTH_OFFSET:BODY_OFFSET], "big")
     rest = body_end + 1 + view[body_end]  # behind the topic: length and properties
     properties = bytes(view[rest + 2 :])
-    run = real_destination(properties, real_queue)
+    position = int.from_bytes(view[PHY_OFFSET_OFFSET:SYS_FLAG_OFFSET], "big")
+    run = real_destination(properties, position, real_queue)
     topic = run.topic.encode()
     if len(topic) > MAX_TOPIC_V1_BYTES:
         return deliver(decode_stored(view), real_queue)
     head = bytearray(view[:body_end])
-    position = int.from_bytes(head[PHY_OFFSET_OFFSET:SYS_FLAG_OFFSET], "big")
     size = body_end + 1 + len(topic) + 2 + len(properties)
     head[TOTAL_SIZE_OFFSET : TOTAL_SIZE_OFFSET + 4] = size.to_bytes(4, "big")
     head[QUEUE_ID_OFFSET : QUEUE_ID_OFFSET + 4] = run.queue_id.to_bytes(4, "big")

@@ -1,7 +1,8 @@
-"""Consumer offsets on their way into the log: many commits, one entry a second.
+"""Consumer offsets on their way into the log: many one-way commits, one entry a second.
 
 RocketMQ's clients commit one-way and often. The leader keeps the newest offset of each queue and
-proposes them together; our SDK's synchronous commit is a proposal of its own.
+proposes them together; a commit that wants an answer is proposed at once. What is answered, and
+what a read answers, is stored.
 """
 
 from __future__ import annotations
@@ -66,6 +67,10 @@ class OffsetCommits:
         self._clock = clock
         self.check_slot: Callable[[OffsetSlot], None] = lambda _slot: None
         """Raises what refuses an offset of that queue for now."""
+        self.exists: Callable[[str], bool] = lambda topic: (
+            group.state.topic_config(topic) is not None
+        )
+        """Whether a topic is there, and its removal is not in flight."""
         self._dirty: dict[OffsetSlot, int] = {}
         self._in_flight: dict[OffsetSlot, _InFlight] = {}
         self._term = 0
@@ -85,6 +90,48 @@ class OffsetCommits:
                     return in_flight.offset
                 del self._in_flight[slot]
         return self._group.state.consumer_offset(group, topic, queue_id)
+
+    def stored(self, slot: OffsetSlot) -> int | None:
+        """Return the newest offset that is stored; None without any."""
+        in_flight = self._in_flight.get(slot) if self._leads() else None
+        if in_flight is not None and (
+            (in_flight.until_index or 0) > self._group.state.applied_index
+        ):
+            return in_flight.offset
+        return self._group.state.consumer_offset(*slot)
+
+    def store_first(self, slots: Iterable[OffsetSlot], then: Callable[[], None]) -> None:
+        """Call *then* when what was taken of these queues is stored, or cannot be stored now."""
+        items = [
+            (slot, offset)
+            for slot in slots
+            if (slot in self._dirty or self.is_on_its_way(slot))
+            and (offset := self.offset(*slot)) is not None
+        ]
+        if not items:
+            then()
+            return
+        chunks = [
+            items[start : start + MAX_OFFSETS_PER_RECORD]
+            for start in range(0, len(items), MAX_OFFSETS_PER_RECORD)
+        ]
+        try:
+            for chunk in chunks:
+                is_last = chunk is chunks[-1]
+                self._propose(chunk, (lambda _: then()) if is_last else None)
+                for slot, _ in chunk:
+                    self._dirty.pop(slot, None)
+        except (NotLeaderError, PendingFullError, DiskFullError) as exc:
+            logger.warning("offset_commits_delayed", waiting=len(self._dirty), reason=str(exc))
+            then()
+
+    def slots(self, group: str, *topics: str) -> list[OffsetSlot]:
+        """Return the queues in which *group* has an offset that is not applied yet.
+
+        *topics*: without any, the queues of all topics.
+        """
+        pending = (*self._dirty, *self._in_flight) if self._leads() else ()
+        return [slot for slot in pending if slot[0] == group and (not topics or slot[1] in topics)]
 
     def is_on_its_way(self, slot: OffsetSlot) -> bool:
         """Return whether an offset of that queue is proposed and not applied."""
@@ -185,7 +232,14 @@ class OffsetCommits:
 
     def drop_group(self, group: str) -> None:
         """Forget what waits of *group*: its offsets are being removed."""
-        for slot in [slot for slot in self._dirty if slot[0] == group]:
+        self._drop_of(0, group)
+
+    def drop_topic(self, topic: str) -> None:
+        """Forget what waits in *topic*: it is being removed."""
+        self._drop_of(1, topic)
+
+    def _drop_of(self, place: int, name: str) -> None:
+        for slot in [slot for slot in self._dirty if slot[place] == name]:
             del self._dirty[slot]
 
     def flush(self) -> None:
@@ -252,7 +306,7 @@ class OffsetCommits:
             self.check_slot(slot)
         except MQError:
             return False
-        return self._group.state.topic_config(slot[1]) is not None
+        return self.exists(slot[1])
 
     def _leads(self) -> bool:
         """Tell whether this node leads, and forget what an earlier leadership of it left."""

@@ -18,7 +18,7 @@ from typing import Any, Generic, TypeVar
 
 import structlog
 
-from dledger.broker_errors import ReplicationError
+from dledger.broker_errors import ReplicationError, UnprocessableMessageError
 from dledger.commitlog.errors import MQError
 from dledger.group_api import BrokerGroup, OnDone, Proposed
 from dledger.services.limits import AccountShares, Made, check_limit
@@ -194,8 +194,13 @@ class TopicView:
         """Return the topic, or None when it does not exist or is being removed."""
         return None if self.is_deleting(topic) else self.pending.resolve(topic)
 
-    def real_queue(self, topic: str, queue_id: int) -> int:
-        """Return the queue that a message goes to that was sent to *queue_id* before."""
+    def real_queue(self, topic: str, queue_id: int, position: int) -> int:
+        """Return the queue that a message goes to that waits at *position*, for *queue_id*.
+
+        Raises UnprocessableMessageError: the topic, or the group that retries it, was deleted.
+        """
+        if self._group.state.was_deleted_since(position, topic):
+            raise UnprocessableMessageError(f"{topic}, which it waited for, was deleted")
         config = self.config(topic)
         if config is None or queue_id < config.queue_nums:
             return queue_id
@@ -221,6 +226,14 @@ class TopicView:
         before that would be wrong after it. So it is no matter if it is to be made again after.
         """
         return self.pending.removes(topic)
+
+    def is_ending(self, topic: str) -> bool:
+        """Tell whether the removal of *topic*, or of the group that it retries for, is in flight.
+
+        What waits for it goes on waiting until that is decided.
+        """
+        group = topic.removeprefix(RETRY_PREFIX)
+        return self.is_deleting(topic) or (group != topic and self.pending_groups.removes(group))
 
     def to_create(
         self, topic: str, default_topic: str, default_topic_queue_nums: int, account: str = ""

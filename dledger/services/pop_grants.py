@@ -19,6 +19,7 @@ import structlog
 import trio
 
 from dledger.broker_errors import (
+    ChangeRefusedError,
     NotLeaderError,
     PendingFullError,
     ReplicationError,
@@ -298,8 +299,7 @@ class PopGrants:
         self, ask: PopAsk, decision: PopDecision, taken: list[PopAsk], refused: list[PopAsk]
     ) -> None:
         if ask.modes:
-            decision.modes.extend(ask.modes)
-            taken.append(ask)
+            self._set_modes(ask, decision, taken)
         elif ask.receive is None:
             if ask.invisible_ms is None:
                 ask.accepted = decision.acknowledge(ask.receipts)
@@ -315,6 +315,15 @@ class PopGrants:
                 refused.append(ask)
         elif not self._try(ask, decision, taken):
             self._hold(ask)
+
+    def _set_modes(self, ask: PopAsk, decision: PopDecision, taken: list[PopAsk]) -> None:
+        """Plan modes, unless a topic is being removed since the request came."""
+        gone = [mode.topic for mode in ask.modes if self._topics.config(mode.topic) is None]
+        if gone:
+            ask.on_done(ask, ChangeRefusedError(f"{gone[0]} was deleted; nothing was changed"))
+            return
+        decision.modes.extend(ask.modes)
+        taken.append(ask)
 
     def _confirm(self, ask: PopAsk) -> None:
         """Decide again behind the read barrier: a deposed leader knows no newer grants."""

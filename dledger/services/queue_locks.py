@@ -393,9 +393,13 @@ class QueueLocks:
                 self._propose(taken, decision)
 
     def _may_lock(self, key: LockKey) -> bool:
-        """Whether the queue is there, and stays: what goes with its topic cannot change."""
+        """Whether the queue and the group are there, and stay: what goes cannot change."""
         config = self._topics.config(key[1])
-        return config is not None and 0 <= key[2] < config.queue_nums
+        return (
+            config is not None
+            and 0 <= key[2] < config.queue_nums
+            and not self._topics.pending_groups.removes(key[0])
+        )
 
     def _forgotten(self, now_s: float) -> list[LockKey]:
         if now_s < self._next_sweep_s:

@@ -35,6 +35,7 @@ from dledger.services.delayed_message import (
     RealQueue,
     TimerClaims,
     delivered_message,
+    real_destination,
     rolled_message,
     same_queue,
 )
@@ -385,7 +386,7 @@ class TimerMessageService:
                 continue  # recalled or delivered just now
             self._mine.append(offset)
             delivery = self._loop.build(
-                records, position, partial(_rolled, position, offset, old_ms)
+                records, position, partial(self._rolled, position, offset, old_ms)
             )
             if delivery is None or delivery is _YOUNG:
                 self._give_back([offset])
@@ -394,6 +395,16 @@ class TimerMessageService:
             entry.chosen.append(offset)
             size += record_bytes
         return entry
+
+    def _rolled(self, position: int, offset: int, old_ms: int, records: StoredRecords) -> Delivery:
+        data = records.bytes_at(position)
+        _check_place(data, position, offset)
+        record = decode_stored(data)
+        if record.store_timestamp_ms >= old_ms:
+            return _YOUNG
+        # From its new place it would count as sent to a topic that was made since.
+        run = real_destination(record.properties, position, self._real_queue)
+        return _YOUNG if self._is_deleting(run.topic) else rolled_message(record)
 
 
 @dataclass(slots=True)
@@ -416,13 +427,6 @@ def _delivered(
     data = records.bytes_at(position)
     _check_place(data, position, offset)
     return delivered_message(data, real_queue)
-
-
-def _rolled(position: int, offset: int, old_ms: int, records: StoredRecords) -> Delivery:
-    data = records.bytes_at(position)
-    _check_place(data, position, offset)
-    record = decode_stored(data)
-    return _YOUNG if record.store_timestamp_ms >= old_ms else rolled_message(record)
 
 
 def _check_place(data: StoredBytes, position: int, offset: int) -> None:

@@ -283,18 +283,22 @@ def _apply_change(
     match change:
         case TopicsChange(put=put, delete=delete):
             for config in put:
-                tables.set_topic(config.topic, config)
+                tables.set_topic(config.topic, config, end_position)
             for topic in delete:
-                _delete_topic(tables, topic)
+                _delete_topic(tables, topic, end_position)
             tables.topics_counter += 1
             tables.note_topics((*(config.topic for config in put), *delete))
             tables.topics_changed_ms = header.store_time_ms
         case SubscriptionGroupsChange(groups, delete, forget):
             for group in groups:
+                if group.group_name not in tables.subscription_groups:
+                    tables.group_begins[group.group_name] = end_position
                 tables.subscription_groups[group.group_name] = group
             for name in delete:
                 tables.subscription_groups.pop(name)
+                tables.group_begins.pop(name)
                 tables.request_modes.drop_of(1, name)
+                tables.queue_locks.drop_of(0, name)
             for name in forget:
                 tables.pops.drop_of(0, name)
                 tables.drop_offsets([(name, topic) for topic in tables.topics_of.get(name, ())])
@@ -377,8 +381,8 @@ def _apply_pop(tables: StateTables, change: PopChange, header: EntryHeader) -> N
     tables.pop_index = header.index
 
 
-def _delete_topic(tables: StateTables, topic: str) -> None:
-    tables.set_topic(topic, None)
+def _delete_topic(tables: StateTables, topic: str, position: int) -> None:
+    tables.set_topic(topic, None, position)
     tables.drop_queues(topic)
     tables.drop_offsets([(group, topic) for group in tables.groups_of.get(topic, ())])
     for table, place in ((tables.queue_locks, 1), (tables.pops, 1), (tables.request_modes, 0)):

@@ -22,7 +22,10 @@ from dledger.state.producer_sessions import ProducerSessions
 from dledger.state.queue_lock import QUEUE_LOCKS, LockKey, QueueLock
 from dledger.state.table import Form, Table
 from dledger.state.topics import (
+    GROUP_BEGINS,
+    RETRY_PREFIX,
     SUBSCRIPTION_GROUPS,
+    TOPIC_BEGINS,
     TOPICS,
     SubscriptionGroupConfig,
     TopicConfig,
@@ -108,6 +111,8 @@ class StateTables(Counters):
     subscription_groups: Table[str, SubscriptionGroupConfig] = field(
         default_factory=SUBSCRIPTION_GROUPS.table
     )
+    topic_begins: Table[str, int] = field(default_factory=TOPIC_BEGINS.table)
+    group_begins: Table[str, int] = field(default_factory=GROUP_BEGINS.table)
     consumer_offsets: Table[OffsetKey, dict[int, int]] = field(
         default_factory=CONSUMER_OFFSETS.table
     )
@@ -183,13 +188,19 @@ class StateTables(Counters):
         self.topics_of.setdefault(group, set()).add(topic)
         self.groups_of.setdefault(topic, set()).add(group)
 
-    def set_topic(self, name: str, config: TopicConfig | None) -> None:
-        """Enter a topic; None removes it; for apply."""
+    def set_topic(self, name: str, config: TopicConfig | None, position: int) -> None:
+        """Enter a topic; None removes it; for apply.
+
+        *position*: where the log goes on behind the change.
+        """
         old = self.topics.get(name)
         if config is None:
             self.topics.pop(name, None)
+            self.topic_begins.pop(name, None)
         else:
             self.topics[name] = config
+            if old is None:
+                self.topic_begins[name] = position
         self._note_attributes(name, old, config)
 
     def _note_attributes(
@@ -288,6 +299,20 @@ class StateTables(Counters):
         """Take over everything from *other*; every holder of these tables sees the new state."""
         for each in fields(self):
             setattr(self, each.name, getattr(other, each.name))
+
+    def was_deleted_since(self, position: int, topic: str) -> bool:
+        """Return whether the topic, or the group that it retries for, of that place is removed.
+
+        There may be another of that name.
+        """
+        if topic not in self.builtin_topics and (
+            topic not in self.topics or self.topic_begins.get(topic, 0) > position
+        ):
+            return True
+        group = topic.removeprefix(RETRY_PREFIX)
+        if group == topic or group in self.builtin_groups:
+            return False
+        return group not in self.subscription_groups or self.group_begins.get(group, 0) > position
 
     def topic_config(self, topic: str) -> TopicConfig | None:
         """Return a topic's configuration, or None when it does not exist."""

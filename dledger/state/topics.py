@@ -83,6 +83,10 @@ TOPICS: Final = Form[str, TopicConfig]("topics", str, TopicConfig)
 SUBSCRIPTION_GROUPS: Final = Form[str, SubscriptionGroupConfig](
     "subscription_groups", str, SubscriptionGroupConfig
 )
+TOPIC_BEGINS: Final = Form[str, int]("topic_begins", str, int)
+GROUP_BEGINS: Final = Form[str, int]("group_begins", str, int)
+"""Where in the log the present topic, or group, of a name was made: what stands before it, and
+waits, was meant for one that is deleted."""
 
 # ---------------------------------------------------------------------------------- names
 

@@ -4,9 +4,9 @@ One machine does all of it. The topics are no part of the history; what was ackn
 kept here, and an answer that contradicts it, or the reference replica, ends the run with the
 violation ``side_work``. What fails under faults is tried again by the next turn.
 
-`SideCommits`: a commit that was answered once it is stored is what is read until the next one is
-called, a larger offset before it too. One that was answered at once may be lost with its leader.
-What got no answer may be stored at any time.
+`SideCommits`: a commit that was answered is what is read until the next one is called, a larger
+offset before it too. A one-way commit that a leader has taken is what that leader reads, may be
+lost with it, and ends with its topic. What got no answer may be stored at any time.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ from dledger.jepsen_like.plans.plan import Plan
 from dledger.jepsen_like.seeded_rng import SimRng, rng_stream
 from dledger.jepsen_like.simulation.side_services import HalfMessages, ManyQueues, OddMessages
 from dledger.remoting.protocol.codes import RequestCode
-from dledger.remoting.protocol.headers import UpdateConsumerOffsetHeader
+from dledger.remoting.protocol.command import request
+from dledger.remoting.protocol.headers import GetMaxOffsetHeader, UpdateConsumerOffsetHeader
 from dledger.remoting.protocol.outcome import outcome_of
 
 if TYPE_CHECKING:
@@ -49,9 +50,6 @@ PAUSES_S: Final = (0.0, 0.0, 0.5, 3.0, 12.0)
 OFFSETS: Final = 1 << 20
 """Offsets are drawn below it, so that each is committed once and some are smaller than before."""
 
-FLUSHED_S: Final = 12.0
-"""A leader that serves steadily stores within this what it has answered at once: two flushes."""
-
 Leadership = tuple[str, int, int]
 
 
@@ -61,13 +59,13 @@ class _Slot:
 
     Attributes:
         may: What a read may give; None: nothing is committed.
-        open: Offsets whose commit got no answer.
-        taken: The newest commit, answered at once: its offset, by whom and when.
+        open: Offsets of which it is not known whether a leader has taken them.
+        taken: The newest commit, one-way: its offset, and by whom it was taken.
     """
 
     may: set[int | None] = field(default_factory=lambda: {None})
     open: set[int | None] = field(default_factory=set)
-    taken: tuple[int, Leadership, float] | None = None
+    taken: tuple[int, Leadership] | None = None
 
 
 class SideCommits:
@@ -104,13 +102,15 @@ class SideCommits:
             if not await self.commit(instance, queue, self._rng.randrange(OFFSETS), waits=waits):
                 return False
             await self._world.sleep(self._rng.choice(PAUSES_S))
-            await self.look(consumer, queue)
+            # A read stores what was taken: not behind each, so that more than one waits.
+            if self._rng.random() < 0.5:
+                await self.look(consumer, queue)
         return True
 
     async def commit(
         self, instance: ClientInstance, queue: MessageQueue, offset: int, *, waits: bool
     ) -> bool:
-        """Commit with one request, whose answer *waits* for the log or not; false: no leader.
+        """Commit with a request that *waits* for its answer, or one-way; false: no leader.
 
         Raises ClientError: it is not known whether it is stored.
         """
@@ -118,53 +118,48 @@ class SideCommits:
         if address is None:
             return False
         slot = self._slots.setdefault(queue, _Slot())
-        before = self._leadership(address)
         slot.taken = None
         slot.open.add(offset)
         header = UpdateConsumerOffsetHeader(self._group, queue.topic, queue.queue_id, offset)
-        sync = {"sync": "true"} if waits else {}
-        answer = await instance.ask(
-            address,
-            RequestCode.UPDATE_CONSUMER_OFFSET,
-            {**header.encode(), **sync},
-            timeout_s=ASK_S,
-        )
+        code = RequestCode.UPDATE_CONSUMER_OFFSET
+        if not waits:
+            before = self._leadership(address)
+            link = await instance.link(address, ASK_S)
+            link.connection.invoke_oneway(request(code, header.encode()))
+            # Requests of a connection are handled in their order.
+            code, asked = (
+                RequestCode.GET_MAX_OFFSET,
+                GetMaxOffsetHeader(queue.topic, queue.queue_id),
+            )
+            answer = await instance.ask(address, code, asked.encode(), timeout_s=ASK_S)
+            is_same = link is await instance.link(address, ASK_S)
+            is_same = is_same and before == self._leadership(address)
+            if not answer.code and before is not None and is_same:
+                slot.open.discard(offset)
+                slot.may.add(offset)
+                slot.taken = offset, before
+            return True
+        answer = await instance.ask(address, code, header.encode(), timeout_s=ASK_S)
         if answer.code:
             instance.leader_search.note_refusal(queue.broker_name, address, answer)
             if outcome_of(answer) == "not_stored":
                 slot.open.discard(offset)
             return False
         slot.open.discard(offset)
-        if waits:
-            slot.may = {offset}
-        else:
-            slot.may.add(offset)
-            after = self._leadership(address)
-            if before is not None and before == after:
-                slot.taken = offset, before, self._world.elapsed_s
+        slot.may = {offset}
         return True
 
     async def look(self, consumer: PullConsumer, queue: MessageQueue) -> None:
         """Read what is stored, and compare. Raises ClientError: there is no answer."""
         slot = self._slots.setdefault(queue, _Slot())
-        taken = slot.taken
-        flushed = taken is not None and self._is_flushed(taken)
+        taken, before = slot.taken, self._leadership()
         stored = await consumer.committed_offset(queue)
         if stored not in slot.may | slot.open:
             self._contradicts(f"{queue} has {stored} committed, may be {slot.may | slot.open}")
-        elif taken is not None and flushed and stored not in {taken[0], *slot.open}:
+        elif taken is None or not taken[1] == before == self._leadership():
+            return
+        elif stored not in {taken[0], *slot.open}:
             self._contradicts(f"{queue} has {stored} committed, and {taken[0]} was taken last")
-
-    def _is_flushed(self, taken: tuple[int, Leadership, float]) -> bool:
-        """Whether the leader that took an offset has led since, long enough to store it."""
-        world, (_, leadership, at_s) = self._world, taken
-        steady_s = world.steadiness.served_since_s
-        return (
-            steady_s is not None
-            and self._leadership() == leadership
-            and world.last_term == leadership[2]
-            and world.elapsed_s - max(steady_s, at_s) > FLUSHED_S
-        )
 
     def _leadership(self, address: str | None = None) -> Leadership | None:
         """Return which member leads, and its term; None when it is not the one at *address*."""
@@ -391,11 +386,12 @@ class SideWork:
     ) -> bool:
         """Delete a topic, create it again, and read what is sent to the new one."""
         admin = Admin(instance)
+        queue = MessageQueue(DELETED_TOPIC, BROKER, 0)
         if self._generation:
+            await self._commits.commit(instance, queue, self._generation, waits=False)
             await admin.delete_topic(DELETED_TOPIC)
         await admin.create_topic(DELETED_TOPIC, queue_nums=2)
         self._generation += 1
-        queue = MessageQueue(DELETED_TOPIC, BROKER, 0)
         self._commits.forget(queue)
         await self._commits.look(consumer, queue)
         if self._generation % 2:  # with a commit there is no time without an offset to speak of

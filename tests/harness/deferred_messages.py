@@ -7,6 +7,7 @@ its topic once and was not early, and what was recalled or rolled back is nowher
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -28,7 +29,13 @@ from dledger.services.schedule import ScheduleMessageService
 from dledger.services.timer import TimerMessageService
 from dledger.services.transaction_check import TransactionCheckService
 from dledger.settings.tables import BrokerTable, StoreTable
-from dledger.state.topics import SCHEDULE_TOPIC, SET_ASIDE_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC
+from dledger.state.topics import (
+    HALF_TOPIC,
+    SCHEDULE_TOPIC,
+    SET_ASIDE_TOPIC,
+    TIMER_TOPIC,
+    TRANS_CHECK_MAX_TIME_TOPIC,
+)
 from tests.harness.broker import LEVELS_MS, Broker
 from tests.harness.deferred_model import Message
 from tests.harness.fake_group import BROKER, FakeConnection
@@ -61,6 +68,8 @@ class Deferred:
         self.dates: list[tuple[float, int]] = []
         """When the date was set back, and what it was before."""
         self.there: dict[tuple[str, int], list[bytes]] = {}
+        self.deleted = Counter[str]()
+        """How often a topic was removed: which of its name it is."""
         self.removals: list[list[str]] = []
         """Outcomes, empty without one, of removals of topic U that are not applied."""
         self.is_late = False
@@ -86,7 +95,7 @@ class Deferred:
                 self.group,
                 self.clock,
                 LEVELS_MS,
-                is_deleting=topics.is_deleting,
+                is_deleting=topics.is_ending,
                 real_queue=topics.real_queue,
                 entry_bytes_max=self.entry_bytes_max,
             ),
@@ -94,7 +103,7 @@ class Deferred:
                 self.group,
                 self.clock,
                 processors.timer_claims,
-                is_deleting=topics.is_deleting,
+                is_deleting=topics.is_ending,
                 real_queue=topics.real_queue,
                 entry_bytes_max=self.entry_bytes_max,
                 roll_window_ms=20_000,
@@ -166,19 +175,32 @@ class Deferred:
                     self.there.setdefault((item.topic, item.queue_id), []).append(
                         bytes(record.body)
                     )
-            if item.topic == SCHEDULE_TOPIC:
-                # It counts from when it is stored, by the date of then.
+            if item.topic in (SCHEDULE_TOPIC, TIMER_TOPIC, HALF_TOPIC, SET_ASIDE_TOPIC):
                 for position in item.units["phy_offset"].tolist():
                     record = decode_record(bytes(self.group.log.record_at(position)))
-                    message = self.messages[bytes(record.body)]
-                    message.due_ms = record.store_timestamp_ms + message.delay_ms
-            assert item.topic != SET_ASIDE_TOPIC
+                    self.waits(record, item.topic)
         for topic in applied.deleted_topics:
+            self.deleted[topic] += 1
             self.there = {key: found for key, found in self.there.items() if key[0] != topic}
             self.removals.pop(0)
 
+    def waits(self, record: Record, topic: str) -> None:
+        message = self.messages.get(bytes(record.body))
+        if message is None:
+            return  # the note of a recall
+        if topic == SET_ASIDE_TOPIC:
+            assert message.incarnation != self.deleted[message.topic], f"{message} is set aside"
+            message.set_aside += 1
+        if topic == SCHEDULE_TOPIC:
+            # It counts from when it is stored, by the date of then.
+            message.due_ms = record.store_timestamp_ms + message.delay_ms
+        if message.incarnation is None:
+            message.incarnation = self.deleted[message.topic]
+
     def stored(self, record: Record, topic: str) -> None:
         message = self.messages[bytes(record.body)]
+        if topic == message.topic:
+            assert message.incarnation in (None, self.deleted[topic]), f"{message} is for another"
         if topic == TRANS_CHECK_MAX_TIME_TOPIC:
             message.given_up += 1
         else:

@@ -21,6 +21,8 @@ class Message:
         decisions: Those that were answered as stored.
         copies: In its topic.
         given_up: Copies in the topic of those without a decision.
+        set_aside: Dead letters.
+        incarnation: Which topic of its name it waits for; None: it never waited.
     """
 
     topic: str
@@ -38,6 +40,8 @@ class Message:
     decisions: set[int] = field(default_factory=set)
     copies: list[Record] = field(default_factory=list)
     given_up: int = 0
+    set_aside: int = 0
+    incarnation: int | None = None
 
     def arrives(self, record: Record, passed_ms: float, latest_ms: int) -> None:
         """Take in that it is in its topic.
@@ -62,7 +66,7 @@ class Message:
         elif self.is_recalled:
             assert not there, f"{self} is recalled and there"
         elif self.was_too_late or (self.outcome == "stored" and not self.is_vague):
-            assert there == 1, f"{self} is stored and not there"
+            assert there + self.set_aside == 1, f"{self} is stored and not there"
 
     def _check_half(self, there: int) -> None:
         assert there + self.given_up <= 1, f"{self} is decided twice"

@@ -116,14 +116,14 @@ class LeaderServices(ServedGroup):
                 self.group,
                 self.clock,
                 LEVELS_MS,
-                is_deleting=processors.topics.is_deleting,
+                is_deleting=processors.topics.is_ending,
                 real_queue=processors.topics.real_queue,
             ),
             TimerMessageService(
                 self.group,
                 self.clock,
                 processors.timer_claims,
-                is_deleting=processors.topics.is_deleting,
+                is_deleting=processors.topics.is_ending,
                 real_queue=processors.topics.real_queue,
             ),
             TransactionCheckService(

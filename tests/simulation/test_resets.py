@@ -25,6 +25,7 @@ from dledger.commitlog.errors import MQError
 from dledger.jepsen_like.simulation.node import ClientNode
 from dledger.jepsen_like.simulation.world import World, run_world
 from dledger.remoting.protocol.codes import RequestCode
+from dledger.remoting.protocol.command import request
 from dledger.remoting.protocol.headers import UpdateConsumerOffsetHeader
 
 pytestmark = pytest.mark.slow
@@ -76,12 +77,10 @@ def play(seed: int, scene: Scene) -> None:
 async def commit_as_rocketmq_does(
     instance: ClientInstance, group: str, queue: MessageQueue, offset: int
 ) -> None:
-    """Commit plainly: the leader takes the offset for its next flush."""
+    """Commit one-way: the leader takes the offset for its next flush."""
     header = UpdateConsumerOffsetHeader(group, queue.topic, queue.queue_id, offset)
-    ext = dict(header.encode())
-    await instance.ask_leader(
-        queue.broker_name, RequestCode.UPDATE_CONSUMER_OFFSET, ext, topic=queue.topic, timeout_s=4
-    )
+    link = await instance.link(instance.leaders.address(queue.broker_name) or "", 4)
+    link.connection.invoke_oneway(request(RequestCode.UPDATE_CONSUMER_OFFSET, header.encode()))
 
 
 @pytest.mark.parametrize("leader_dies", [False, True])

@@ -46,8 +46,8 @@ async def test_brokers_keep_offsets_and_say_which_are_stored(
     assert await store.load(QUEUE) is None
     assert await store.save({QUEUE: 5, OTHER: 7}) == {QUEUE, OTHER}
     assert (await store.load(QUEUE), await store.load(OTHER)) == (5, 7)
-    asked = [s.command.ext for s in world.seen if s.code == RequestCode.UPDATE_CONSUMER_OFFSET]
-    assert {ext["sync"] for ext in asked} == {"true"}
+    asked = [s.command for s in world.seen if s.code == RequestCode.UPDATE_CONSUMER_OFFSET]
+    assert {command.is_oneway for command in asked} == {False}, "what is answered is stored"
     for broker in world.groups["g"].brokers:
         broker.answer_commit = lambda a: response_to(a, 1, "no")
     assert await store.save({QUEUE: 6}) == set()

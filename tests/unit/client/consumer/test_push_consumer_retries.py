@@ -73,16 +73,21 @@ async def test_listener_error_counts_as_failed_and_others_go_on(
     assert committed(world.groups["g"]) == dict.fromkeys(range(4), 1)
 
 
-async def test_message_that_is_not_taken_back_goes_to_the_retry_topic(
-    world: World, client: ClientInstance, producer: Producer
-) -> None:
+def refusing(world: World) -> Heard:
+    """Return a listener that asks for each message again, whose brokers take none back."""
     heard = Heard()
     heard.answer = lambda message, _: (
         None if message.reconsume_times else ConsumeStatus.RECONSUME_LATER
     )
-    group = world.groups["g"]
-    for broker in group.brokers:
+    for broker in world.groups["g"].brokers:
         broker.answer_send_back = lambda a: response_to(a, 1, "look message by offset failed")
+    return heard
+
+
+async def test_message_that_is_not_taken_back_goes_to_the_retry_topic(
+    world: World, client: ClientInstance, producer: Producer
+) -> None:
+    heard, group = refusing(world), world.groups["g"]
     async with PushConsumer(client, "c", heard, {"T": "*"}, FIRST) as consumer:
         await producer.send_to(QUEUE, Message("T", b"hard", properties={"own": "x"}))
         await heard.wait_for(2)
@@ -106,13 +111,7 @@ async def test_message_that_is_not_taken_back_goes_to_the_retry_topic(
 async def test_message_that_cannot_go_back_is_tried_in_place(
     world: World, client: ClientInstance, producer: Producer
 ) -> None:
-    heard = Heard()
-    heard.answer = lambda message, _: (
-        None if message.reconsume_times else ConsumeStatus.RECONSUME_LATER
-    )
-    group = world.groups["g"]
-    for broker in group.brokers:
-        broker.answer_send_back = lambda a: response_to(a, 1, "no")
+    heard, group = refusing(world), world.groups["g"]
     async with PushConsumer(client, "c", heard, {"T": "*"}, FIRST) as consumer:
         await producer.send_to(QUEUE, Message("T", b"hard"))
         for broker in group.brokers:

@@ -166,11 +166,10 @@ LINE_OF_COMMIT = (
 )
 
 
-@pytest.mark.parametrize("sync", ["true", "false"])
-def test_a_commit_of_an_operator_has_a_line(broker: Broker, lines: Lines, sync: str) -> None:
+def test_a_commit_of_an_operator_has_a_line(broker: Broker, lines: Lines) -> None:
     broker.make_topic("T", 1)
     broker.make_group("g")
-    marked = {**COMMIT, BY_OPERATOR_FIELD: "true", "sync": sync}
+    marked = {**COMMIT, BY_OPERATOR_FIELD: "true"}
     assert broker.call(CODE.UPDATE_CONSUMER_OFFSET, marked).code == 0
     assert broker.call(CODE.UPDATE_CONSUMER_OFFSET, {**marked, "queueId": "9"}).code != 0
     assert acts(lines) == [

@@ -116,7 +116,7 @@ def test_appended_step_counts_although_its_answer_is_unknown(broker: Broker) -> 
 
 def test_commit_that_waits_for_its_flush_comes_before_the_step(broker: Broker) -> None:
     fields = {"consumerGroup": GROUP, "topic": "In", "queueId": "0", "commitOffset": "3"}
-    assert broker.call(RequestCode.UPDATE_CONSUMER_OFFSET, fields).code == 0
+    broker.handle(request(RequestCode.UPDATE_CONSUMER_OFFSET, fields, oneway=True))
     assert committed(broker) is None
     answers = answers_of(broker, step([["In", 0, -1, 4]], b"a"), step([["In", 0, 3, 5]], b"b"))
     assert [answer.code for answer in answers] == [51153, 0]
@@ -127,7 +127,7 @@ def test_commit_that_waits_for_its_flush_comes_before_the_step(broker: Broker) -
 
 def test_sync_commit_on_its_way_comes_before_the_step(broker: Broker) -> None:
     fields = {"consumerGroup": GROUP, "topic": "In", "queueId": "0", "commitOffset": "3"}
-    commit = request(RequestCode.UPDATE_CONSUMER_OFFSET, {**fields, "sync": "true"}, b"")
+    commit = request(RequestCode.UPDATE_CONSUMER_OFFSET, fields, b"")
     commit_answer, refused, taken = answers_of(
         broker, commit, step([["In", 0, -1, 4]], b"a"), step([["In", 0, 3, 5]], b"b")
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -101,59 +102,47 @@ def test_a_deleted_topic_answers_its_held_pulls(filled: Broker) -> None:
     assert filled.connection.reply_.code == 21
 
 
+@pytest.fixture
+async def served(
+    request: pytest.FixtureRequest, autojump_clock: Any, tmp_path: Any, nursery: trio.Nursery
+) -> AsyncIterator[Broker]:
+    """Return a broker with a topic, whose pulls are served; the parameter has settings."""
+    group = FakeGroup(tmp_path, VirtualClock())
+    broker = Broker(group, VirtualClock(), **getattr(request, "param", {}))
+    broker.make_topic("T")
+    nursery.start_soon(broker.processors.pull.run)
+    yield broker
+    group.close()
+
+
 @pytest.mark.parametrize(
-    ("settings", "after_s"), [({}, 15.0), ({"long_polling_enable": False}, 1.0)]
+    ("served", "after_s"),
+    [({}, 15.0), ({"long_polling_enable": False}, 1.0)],
+    indirect=["served"],
 )
-async def test_held_pull_ends_at_the_clients_time(
-    autojump_clock: Any, tmp_path: Any, settings: dict[str, Any], after_s: float
-) -> None:
-    group = FakeGroup(tmp_path, VirtualClock())
-    broker = Broker(group, VirtualClock(), **settings)
-    broker.make_topic("T")
+async def test_held_pull_ends_at_the_clients_time(served: Broker, after_s: float) -> None:
+    await trio.sleep(2.5)
     began = trio.current_time()
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(broker.processors.pull.run)
-        await trio.sleep(2.5)
-        hold(broker, FakeConnection(), queueId=1, suspendTimeoutMillis=40_000)
-        hold(broker)
-        while not broker.connection.replies:
-            await trio.sleep(0.01)
-        assert trio.current_time() - began == pytest.approx(2.5 + after_s, abs=0.02)
-        response = broker.connection.reply_
-        assert (response.code, response.ext["nextBeginOffset"]) == (19, "0")
-        nursery.cancel_scope.cancel()
-    group.close()
+    hold(served, FakeConnection(), queueId=1, suspendTimeoutMillis=40_000)
+    hold(served)
+    while not served.connection.replies:
+        await trio.sleep(0.01)
+    assert trio.current_time() - began == pytest.approx(after_s, abs=0.02)
+    response = served.connection.reply_
+    assert (response.code, response.ext["nextBeginOffset"]) == (19, "0")
 
 
-async def test_timed_out_pull_moves_behind_unmatched_messages(
-    autojump_clock: Any, tmp_path: Any
-) -> None:
-    group = FakeGroup(tmp_path, VirtualClock())
-    broker = Broker(group, VirtualClock())
-    broker.make_topic("T")
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(broker.processors.pull.run)
-        hold(broker, subscription="A")
-        group.put("T", 0, b"x", b"y")
-        await trio.sleep(15.1)
-        response = broker.connection.reply_
-        assert (response.code, response.ext["nextBeginOffset"]) == (20, "2")
-        nursery.cancel_scope.cancel()
-    group.close()
+async def test_timed_out_pull_moves_behind_unmatched_messages(served: Broker) -> None:
+    hold(served, subscription="A")
+    served.group.put("T", 0, b"x", b"y")
+    await trio.sleep(15.1)
+    response = served.connection.reply_
+    assert (response.code, response.ext["nextBeginOffset"]) == (20, "2")
 
 
-async def test_the_sweep_answers_a_pull_that_nothing_woke(
-    autojump_clock: Any, tmp_path: Any
-) -> None:
-    group = FakeGroup(tmp_path, VirtualClock())
-    broker = Broker(group, VirtualClock())
-    broker.make_topic("T")
-    group.on_applied.remove(broker.processors.pull.on_applied)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(broker.processors.pull.run)
-        hold(broker)
-        group.put("T", 0, b"x")
-        await trio.sleep(5.1)
-        assert found(broker.connection.reply_) == [b"x"]
-        nursery.cancel_scope.cancel()
-    group.close()
+async def test_the_sweep_answers_a_pull_that_nothing_woke(served: Broker) -> None:
+    served.group.on_applied.remove(served.processors.pull.on_applied)
+    hold(served)
+    served.group.put("T", 0, b"x")
+    await trio.sleep(5.1)
+    assert found(served.connection.reply_) == [b"x"]

@@ -7,17 +7,19 @@ from typing import Any
 
 import pytest
 
+from dledger.commitlog.errors import DiskFullError
 from dledger.remoting.processor import DEFERRED
 from dledger.remoting.protocol.bodies import ConsumerData, HeartbeatData, SubscriptionData
 from dledger.remoting.protocol.codes import RequestCode
 from dledger.remoting.protocol.command import RemotingCommand, request
-from dledger.state.state_record import TopicsChange, state_batch
 from dledger.testing.doubles import ManualClock
 from tests.harness.broker import Broker
 from tests.harness.fake_group import FakeConnection, FakeGroup
+from tests.harness.pops import fields
 
 QUERY = RequestCode.QUERY_CONSUMER_OFFSET
 UPDATE = RequestCode.UPDATE_CONSUMER_OFFSET
+RESET = RequestCode.INVOKE_BROKER_TO_RESET_OFFSET
 
 
 def queue(**changes: Any) -> dict[str, str]:
@@ -33,6 +35,11 @@ def update(broker: Broker, offset: int, **changes: Any) -> RemotingCommand:
     return broker.call(UPDATE, queue(commitOffset=offset, **changes))
 
 
+def take(broker: Broker, offset: int, **changes: Any) -> None:
+    """Commit one-way, as RocketMQ's consumers do: for the next flush."""
+    broker.handle(request(UPDATE, queue(commitOffset=offset, **changes), oneway=True))
+
+
 @pytest.fixture
 def filled(broker: Broker) -> Broker:
     broker.make_topic("T")
@@ -45,58 +52,77 @@ def filled(broker: Broker) -> Broker:
 # ------------------------------------------------------------------------------ consumer offsets
 
 
-def test_a_commit_is_seen_at_once_and_in_the_log_after_the_flush(filled: Broker) -> None:
-    assert update(filled, 5).code == 0
-    assert query(filled).ext["offset"] == "5"
-    assert filled.group.state.consumer_offset("g", "T", 0) is None
-    filled.processors.offsets.flush()
+READS = {
+    QUERY: queue(),
+    RequestCode.GET_CONSUME_STATS: {"consumerGroup": "g"},
+    RequestCode.QUERY_CONSUME_TIME_SPAN: {"group": "g", "topic": "T"},
+    RESET: {"topic": "T", "group": "g", "timestamp": "-1", "isForce": "false"},
+}
+
+
+@pytest.mark.parametrize("is_flushed", [False, True])
+@pytest.mark.parametrize("code", READS)
+def test_read_is_answered_when_what_was_taken_is_stored(
+    filled: Broker, code: RequestCode, is_flushed: bool
+) -> None:
+    take(filled, 5)
+    if is_flushed:
+        filled.processors.offsets.flush()
+    assert filled.handle(request(code, dict(READS[code]))) is DEFERRED
+    assert filled.connection.replies == []
     filled.group.settle()
+    assert filled.connection.replies.pop()
     assert filled.group.state.consumer_offset("g", "T", 0) == 5
+
+
+def test_read_answers_what_is_stored_when_no_more_can_be(filled: Broker) -> None:
+    assert update(filled, 2).code == 0
+    take(filled, 5)
+    filled.group.refuse = DiskFullError("full")
+    assert query(filled).ext["offset"] == "2"
+    filled.group.refuse = None
     assert query(filled).ext["offset"] == "5"
 
 
 def test_synchronous_query_reads_behind_the_barrier(filled: Broker) -> None:
     update(filled, 5)
     query_now = request(QUERY, queue(sync="true", setZeroIfNotFound="false"))
-    response = filled.handle(query_now)
-    assert isinstance(response, RemotingCommand)
-    assert response.code == 22, "5 is not stored yet"
-    filled.processors.offsets.flush()
     filled.group.barriers_pass = False
     assert filled.handle(query_now) is DEFERRED
-    filled.group.settle()
     filled.group.pass_barriers()
     assert filled.connection.replies.pop()[1].ext["offset"] == "5"
     filled.group.step_down("elsewhere:1")
-    refused = filled.call(QUERY, queue(sync="true"))
-    assert (refused.code, refused.ext["leaderAddr"]) == (14, "elsewhere:1")
+    for refused in (filled.call(QUERY, queue(sync="true")), update(filled, 4)):
+        assert (refused.code, refused.ext["leaderAddr"]) == (14, "elsewhere:1")
 
 
 def test_many_commits_become_one_entry(filled: Broker) -> None:
     before = filled.group.log.last_index
     for offset in range(10):
-        update(filled, offset)
-        update(filled, offset, consumerGroup="h", queueId=1)
+        take(filled, offset)
+        take(filled, offset, consumerGroup="h", queueId=1)
     filled.processors.offsets.flush()
     filled.group.settle()
     assert filled.group.log.last_index == before + 1
     assert filled.group.state.consumer_offsets == {("g", "T"): {0: 9}, ("h", "T"): {1: 9}}
-    update(filled, 9)
+    take(filled, 9)
     filled.processors.offsets.flush()
     assert filled.group.waiting == 0, "nothing new, no entry"
 
 
-def test_a_commit_may_go_back(filled: Broker) -> None:
-    update(filled, 5)
-    update(filled, 2)
-    assert query(filled).ext["offset"] == "2"
+def test_many_answered_commits_share_an_entry(filled: Broker) -> None:
+    before = filled.group.log.last_index
+    for queue_id in range(3):
+        assert filled.handle(request(UPDATE, queue(commitOffset=4, queueId=queue_id))) is DEFERRED
+    filled.group.settle()
+    assert filled.group.log.last_index == before + 1
+    assert [reply.code for _, reply in filled.connection.replies] == [0, 0, 0]
 
 
-def test_a_synchronous_commit_is_answered_when_it_is_applied(filled: Broker) -> None:
-    update(filled, 9)
-    command = request(UPDATE, queue(commitOffset=4, sync="true"))
+def test_commit_is_answered_when_it_is_applied(filled: Broker) -> None:
+    take(filled, 9)
+    command = request(UPDATE, queue(commitOffset=4))
     assert filled.handle(command) is DEFERRED
-    assert query(filled).ext["offset"] == "4"
     assert filled.connection.replies == []
     filled.group.settle()
     assert filled.connection.reply_.code == 0
@@ -106,46 +132,41 @@ def test_a_synchronous_commit_is_answered_when_it_is_applied(filled: Broker) -> 
     assert filled.group.state.consumer_offset("g", "T", 0) == 4, "9 was older"
 
 
-def test_a_commit_behind_a_flush_in_flight_wins(filled: Broker) -> None:
-    update(filled, 3)
-    filled.processors.offsets.flush()
-    update(filled, 7)
-    filled.group.settle()
-    assert query(filled).ext["offset"] == "7"
+def test_what_was_taken_ends_with_its_topic(filled: Broker) -> None:
+    take(filled, 3)
+    assert filled.call(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": "T"}).code == 0
+    filled.make_topic("T")
     filled.processors.offsets.flush()
     filled.group.settle()
-    assert filled.group.state.consumer_offset("g", "T", 0) == 7
+    assert filled.group.state.consumer_offset("g", "T", 0) is None
 
 
-def test_pending_offsets_end_with_the_leadership(filled: Broker) -> None:
-    update(filled, 3)
-    filled.group.step_down("elsewhere:1")
-    response = update(filled, 4)
-    assert (response.code, response.ext["leaderAddr"]) == (14, "elsewhere:1")
-    assert filled.processors.offsets.offset("g", "T", 0) is None
-    filled.group.lead()
-    filled.processors.offsets.flush()
-    assert filled.group.waiting == 0
+COPY = {"srcGroup": "g", "destGroup": "h", "topic": "T", "offline": "true"}
+MODE = b'{"topic":"T","consumerGroup":"g","mode":"POP","popShareQueueNum":0}'
 
 
-def test_offsets_of_a_deleted_topic_are_not_proposed(filled: Broker) -> None:
-    update(filled, 3)
-    filled.group.propose(state_batch(TopicsChange(delete=("T",))), lambda _: None)
-    filled.group.settle()
-    filled.processors.offsets.flush()
-    assert filled.group.waiting == 0
-
-
-def test_a_full_group_delays_a_flush_and_loses_nothing(filled: Broker) -> None:
-    from dledger.broker_errors import PendingFullError
-
-    update(filled, 3)
-    filled.group.refuse = PendingFullError("full")
-    filled.processors.offsets.flush()
-    filled.group.refuse = None
+@pytest.mark.parametrize(
+    ("code", "ext", "body"),
+    [
+        (UPDATE, queue(commitOffset=3), b""),
+        (RequestCode.CLONE_GROUP_OFFSET, COPY, b""),
+        (RESET, {"topic": "T", "group": "g", "timestamp": "-1", "isForce": "true"}, b""),
+        (RequestCode.SET_MESSAGE_REQUEST_MODE, {}, MODE),
+        (RequestCode.POP_MESSAGE, fields(), b""),
+    ],
+)
+def test_nothing_is_stored_behind_a_deletion(
+    filled: Broker, code: RequestCode, ext: dict[str, str], body: bytes
+) -> None:
+    """Of a topic whose deletion is in the log, and not applied, nothing is left behind it."""
+    assert update(filled, 2).code == 0
+    delete = request(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": "T"})
+    assert filled.handle(delete) is DEFERRED
+    filled.handle(request(code, dict(ext), body))
     filled.processors.offsets.flush()
     filled.group.settle()
-    assert filled.group.state.consumer_offset("g", "T", 0) == 3
+    state = filled.group.state
+    assert (dict(state.consumer_offsets), dict(state.request_modes), dict(state.pops)) == ({},) * 3
 
 
 def test_negative_offsets_are_ignored_and_answered_ok(filled: Broker) -> None:
@@ -275,15 +296,12 @@ def test_follower_never_answers_that_no_offset_exists(filled: Broker) -> None:
     code = RequestCode.QUERY_CONSUMER_OFFSET
     ask = {"consumerGroup": "g", "setZeroIfNotFound": "false"}
     assert filled.call(code, queue(**ask)).code == 22
-    commit = queue(consumerGroup="g", commitOffset=7, sync="true")
+    commit = queue(consumerGroup="g", commitOffset=7)
     assert filled.call(RequestCode.UPDATE_CONSUMER_OFFSET, commit).code == 0
     filled.group.step_down("elsewhere:1")
     assert filled.call(code, queue(**ask)).ext["offset"] == "7"
     response = filled.call(code, queue(**ask, queueId=1))
     assert (response.code, response.ext["leaderAddr"]) == (14, "elsewhere:1")
-
-
-RESET = RequestCode.INVOKE_BROKER_TO_RESET_OFFSET
 
 
 @pytest.fixture
@@ -299,7 +317,6 @@ def consumed(broker: Broker, clock: ManualClock) -> Broker:
             "topic": "T",
             "queueId": str(queue_id),
             "commitOffset": "6" if queue_id == 0 else "0",
-            "sync": "true",
         }
         assert broker.call(RequestCode.UPDATE_CONSUMER_OFFSET, ext).code == 0
     return broker
@@ -413,13 +430,12 @@ def test_the_end_is_asked_behind_the_barrier_of_a_leader(consumed: Broker) -> No
 CLONE = RequestCode.CLONE_GROUP_OFFSET
 
 
-def commit(broker: Broker, topic: str, queue_id: int, offset: int, *, sync: bool = True) -> None:
+def commit(broker: Broker, topic: str, queue_id: int, offset: int) -> None:
     ext = {
         "consumerGroup": "from",
         "topic": topic,
         "queueId": str(queue_id),
         "commitOffset": str(offset),
-        **({"sync": "true"} if sync else {}),
     }
     assert broker.call(RequestCode.UPDATE_CONSUMER_OFFSET, ext).code == 0
 
@@ -442,12 +458,13 @@ def cloned(broker: Broker) -> Broker:
 
 
 def test_all_topics_are_cloned_in_one_entry(cloned: Broker) -> None:
-    commit(cloned, "T", 1, 9, sync=False)
+    take(cloned, 9, consumerGroup="from", queueId=1)
     before = cloned.group.log.last_index
     assert clone(cloned).code == 0
     assert cloned.group.log.last_index == before + 1
     assert [offset(cloned, "T", queue) for queue in range(4)] == [5, 9, None, 7]
     assert [offset(cloned, "U", queue) for queue in range(4)] == [5, None, None, 7]
+    assert cloned.group.state.consumer_offset("from", "T", 1) == 9, "what is copied is stored"
 
 
 def test_one_topic_may_be_named(cloned: Broker) -> None:

@@ -73,9 +73,8 @@ def test_held_pop_of_a_new_group_gets_the_next(popping: Broker) -> None:
 
 
 def test_pop_goes_on_where_pulls_ended(popping: Broker) -> None:
-    commit = {"consumerGroup": "g", "topic": "T", "queueId": "0", "commitOffset": "2"}
     popping.make_group("g")
-    assert popping.call(RequestCode.UPDATE_CONSUMER_OFFSET, commit).code == 0
+    taken_commit(popping, 2)
     assert bodies(pop(popping)) == [(b"c", 0)]
     popping.processors.offsets.flush()
     assert not popping.group.waiting, "the grant has the offset"
@@ -88,7 +87,7 @@ def test_pulls_are_refused_while_messages_are_out(popping: Broker) -> None:
     assert refused.code == ResponseCode.NO_PERMISSION
     assert "are out for the group g by POP" in (refused.remark or "")
     commit = {"consumerGroup": "g", "topic": "T", "queueId": "0", "commitOffset": "0"}
-    refused = popping.call(RequestCode.UPDATE_CONSUMER_OFFSET, {**commit, "sync": "true"})
+    refused = popping.call(RequestCode.UPDATE_CONSUMER_OFFSET, commit)
     assert refused.code == ResponseCode.NO_PERMISSION
     other = PullMessageHeader("h", "T", 0, 0, 32, 4, 0, 0, 0, "*").encode()
     assert popping.call(RequestCode.PULL_MESSAGE, other).code == 0
@@ -100,7 +99,6 @@ def test_messages_that_are_over_keep_no_pull_back(popping: Broker) -> None:
     pop(popping, maxMsgNums=2)
     pull = PullMessageHeader("g", "T", 0, 0, 32, 4, 0, 0, 0, "*").encode()
     commit = {"consumerGroup": "g", "topic": "T", "queueId": "0", "commitOffset": "1"}
-    commit["sync"] = "true"
     pass_ms(popping, INVISIBLE_MS - 1)
     assert popping.call(RequestCode.PULL_MESSAGE, pull).code == ResponseCode.NO_PERMISSION
     pass_ms(popping, 1)
@@ -113,7 +111,7 @@ def test_messages_that_are_over_keep_no_pull_back(popping: Broker) -> None:
 def taken_commit(broker: Broker, offset: int) -> None:
     """Commit as a pulling consumer of RocketMQ does: for the next flush, within a second."""
     commit = {"consumerGroup": "g", "topic": "T", "queueId": "0", "commitOffset": str(offset)}
-    assert broker.call(RequestCode.UPDATE_CONSUMER_OFFSET, commit).code == 0
+    broker.handle(request(RequestCode.UPDATE_CONSUMER_OFFSET, commit, oneway=True))
     assert not broker.group.waiting
 
 
@@ -147,7 +145,7 @@ def test_taken_commit_gives_way_to_a_changed_time(popping: Broker) -> None:
 def test_commit_that_goes_back_is_not_lost_to_a_pop(popping: Broker) -> None:
     popping.make_group("g")
     commit = {"consumerGroup": "g", "topic": "T", "queueId": "0", "commitOffset": "2"}
-    assert popping.call(RequestCode.UPDATE_CONSUMER_OFFSET, {**commit, "sync": "true"}).code == 0
+    assert popping.call(RequestCode.UPDATE_CONSUMER_OFFSET, commit).code == 0
     taken_commit(popping, 1)
     assert pop(popping).code == ResponseCode.PULL_NOT_FOUND
     popping.processors.offsets.flush()
@@ -158,7 +156,6 @@ def test_commit_that_goes_back_is_not_lost_to_a_pop(popping: Broker) -> None:
 def test_cloned_offsets_end_what_is_out(popping: Broker) -> None:
     commit = {"consumerGroup": "h", "topic": "T", "queueId": "0", "commitOffset": "1"}
     popping.make_group("h")
-    commit["sync"] = "true"
     assert popping.call(RequestCode.UPDATE_CONSUMER_OFFSET, commit).code == 0
     pop(popping)
     clone = {"srcGroup": "h", "destGroup": "g", "topic": "T", "offline": "false"}

@@ -66,7 +66,7 @@ def commit(
     connection: FakeConnection | None = None,
 ) -> RemotingCommand:
     header = UpdateConsumerOffsetHeader(group, topic, 0, offset)
-    ext = {**header.encode(), "sync": "true"}
+    ext = header.encode()
     return broker.call(RequestCode.UPDATE_CONSUMER_OFFSET, ext, connection=connection)
 
 

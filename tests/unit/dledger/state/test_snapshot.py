@@ -141,7 +141,7 @@ def test_what_a_cut_copies_does_not_grow_with_the_tables(group: FakeGroup) -> No
     for count in (10, 1_000):
         create(group, count)
         cut_everything(group.state)
-        change(group, TopicsChange(put=(TopicConfig("new", 2, 2),)))
+        change(group, TopicsChange(put=(TopicConfig(f"new-{count}", 2, 2),)))
         change(group, ConsumerOffsetsChange.of((("g", "made-00003", 1, 8),)))
         group.put("made-00001", 1, b"y")
         group.settle()
@@ -157,6 +157,7 @@ def test_what_a_cut_copies_does_not_grow_with_the_tables(group: FakeGroup) -> No
     assert copied[0] == copied[1]
     assert copied[0] == {
         "topics": 1,
+        "topic_begins": 1,
         "consumer_offsets": 1,
         "queues": 3,
     }

@@ -61,9 +61,11 @@ from dledger.state.tables import (
     StateTables,
 )
 from dledger.state.topics import (
+    GROUP_BEGINS,
     HALF_TOPIC,
     SUBSCRIPTION_GROUPS,
     TIMER_TOPIC,
+    TOPIC_BEGINS,
     TOPICS,
     SubscriptionGroupConfig,
     TopicConfig,
@@ -106,6 +108,8 @@ TIMED = b"TIMER_OUT_MS\x019000\x02"
 ROWS: dict[Form[Any, Any], dict[Any, Any]] = {
     TOPICS: {"b": TOPIC, "a": TopicConfig("a")},
     SUBSCRIPTION_GROUPS: {"b": GROUP, "a": SubscriptionGroupConfig("a")},
+    TOPIC_BEGINS: {"b": BIG, "a": 0},
+    GROUP_BEGINS: {"b": BIG, "a": 0},
     CONSUMER_OFFSETS: {("g", "b"): {2: BIG, 0: 1}, ("g", "a"): {0: 1}},
     DELAY_PROGRESS: {3: BIG, 1: 4},
     TIMER_PIECES: {7: bytearray(b"\x01\x00"), 3: bytearray(b"\x80")},
@@ -136,6 +140,8 @@ CHANGED: dict[str, tuple[StateChange, ...]] = {
         SubscriptionGroupsChange((GROUP,), ("x",), ("y",)),
         SubscriptionGroupsChange(delete=("g",), forget=("g",)),
     ),
+    "topic_begins": (TopicsChange((TOPIC,)), TopicsChange(delete=("T", "U"))),
+    "group_begins": (SubscriptionGroupsChange((GROUP,)), SubscriptionGroupsChange(delete=("g",))),
     "consumer_offsets": (
         ConsumerOffsetsChange.of((("g", "T", 0, 5), ("g", "T", 1, BIG), ("h", "T", 0, 1))),
         ConsumerOffsetsChange.of((("g", "T", 0, 2),)),
