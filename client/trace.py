@@ -45,6 +45,7 @@ from dledger.client.core.message_ext import MessageExt, SendResult, SendStatus
 from dledger.commitlog.errors import MQError
 from dledger.commitlog.properties import KEY_SEPARATOR, PROPERTY_MSG_REGION, PROPERTY_TRACE_ON
 from dledger.remoting.log import get_logger
+from dledger.remoting.protocol.header_codec import whole_number
 from dledger.remoting.seams import Clock
 
 CONTENT_SEPARATOR: Final = "\x01"
@@ -170,19 +171,20 @@ def _read_pub(values: list[str]) -> TraceContext:
     # The oldest clients wrote no offset message id; some later ones their own address at the end.
     offset_msg_id, success = ("", values[11]) if len(values) == 12 else (values[11], values[12])
     bean = TraceBean(
-        msg_id, topic, tags, keys, host, int(length), int(kind), offset_msg_id
+        msg_id, topic, tags, keys, host, whole_number(length), whole_number(kind), offset_msg_id
     )  # fmt: skip
     return TraceContext(
-        TraceType.PUB, int(time), (bean,), region, group, int(cost), _is_true(success)
-    )
+        TraceType.PUB, whole_number(time), (bean,), region, group, whole_number(cost),
+        _is_true(success),
+    )  # fmt: skip
 
 
 def _read_sub_before(values: list[str]) -> TraceContext:
     time, region, group, request_id, msg_id, retries = values[:6]
     keys = values[6] if len(values) > 6 else ""
-    bean = TraceBean(msg_id, keys=keys, retry_times=int(retries))
+    bean = TraceBean(msg_id, keys=keys, retry_times=whole_number(retries))
     return TraceContext(
-        TraceType.SUB_BEFORE, int(time), (bean,), region, group, request_id=request_id
+        TraceType.SUB_BEFORE, whole_number(time), (bean,), region, group, request_id=request_id
     )
 
 
@@ -192,13 +194,13 @@ def _read_sub_after(values: list[str]) -> TraceContext:
     bean = TraceBean(msg_id, keys=keys)
     return TraceContext(
         TraceType.SUB_AFTER,
-        int(values[6]) if len(values) > 6 else 0,
+        whole_number(values[6]) if len(values) > 6 else 0,
         (bean,),
         group_name=values[7] if len(values) > 7 else "",
-        cost_time_ms=int(cost),
+        cost_time_ms=whole_number(cost),
         is_success=_is_true(success),
         request_id=request_id,
-        context_code=int(values[5]) if len(values) > 5 else 0,
+        context_code=whole_number(values[5]) if len(values) > 5 else 0,
     )
 
 
@@ -207,10 +209,10 @@ def _read_end_transaction(values: list[str]) -> TraceContext:
         :12
     ]
     bean = TraceBean(
-        msg_id, topic, tags, keys, host, msg_type=int(kind), transaction_id=transaction,
+        msg_id, topic, tags, keys, host, msg_type=whole_number(kind), transaction_id=transaction,
         transaction_state=state, from_transaction_check=_is_true(check),
     )  # fmt: skip
-    return TraceContext(TraceType.END_TRANSACTION, int(time), (bean,), region, group)
+    return TraceContext(TraceType.END_TRANSACTION, whole_number(time), (bean,), region, group)
 
 
 _READERS: Final = {

@@ -15,6 +15,7 @@
     │   ├── SequenceGapError        it came before another one that it has to follow
     │   └── SequenceReusedError     marked as a repetition, and is another message
     ├── UnprocessableMessageError   a stored message that names nothing a service could do with it
+    ├── PropertyUnreadableError     a system property of a message that names no number, or such
     ├── TableFullError        one more topic, group, offset or client than a setting allows
     ├── CommitNotExpectedError  a step begins at another offset than its consumer group has
     ├── SettingRefusedError   a setting that cannot be changed like this while the broker runs
@@ -34,6 +35,9 @@ from dledger.remoting.protocol.outcome import (
     Condition,
 )
 from dledger.remoting.protocol.own_fields import COMMITTED_FIELD, GIVES_UP_FIELD, GivenUp
+
+MAX_QUOTED_BYTES = 64
+"""Of a value in a refusal: it may be as long as all properties."""
 
 
 class ReplicationError(MQError):
@@ -70,6 +74,17 @@ class PendingFullError(ReplicationError):
 
     retriable = True
     condition = Condition.PENDING_FULL
+
+
+class PropertyUnreadableError(ReplicationError):
+    """A system property of a message has a value of another kind. Nothing was stored."""
+
+    condition = Condition.MESSAGE_ILLEGAL
+
+    def __init__(self, name: str, kind: str, value: bytes) -> None:
+        """Name the property, what it has to be, and what it is."""
+        shown = value[:MAX_QUOTED_BYTES].decode(errors="replace")
+        super().__init__(f"{name} is not {kind}: {shown!r}; nothing was stored")
 
 
 class TableFullError(ReplicationError):

@@ -38,6 +38,7 @@ from dledger.remoting.protocol.bodies import (
     TopicConfigSerializeWrapper,
     decode_body,
 )
+from dledger.remoting.protocol.header_codec import whole_number
 
 # ---------------------------------------------------------------------------------- what may enter
 
@@ -379,9 +380,9 @@ def _topic_config(text: str) -> TopicConfig:
     name, read, write, perm, filter_type, *attributes = text.split(" ", 5)
     return TopicConfig(
         topic_name=name,
-        read_queue_nums=int(read),
-        write_queue_nums=int(write),
-        perm=int(perm),
+        read_queue_nums=whole_number(read),
+        write_queue_nums=whole_number(write),
+        perm=whole_number(perm),
         topic_filter_type=filter_type,
         attributes=decode_body(attributes[0].encode(), dict[str, str])
         if attributes and attributes[0]

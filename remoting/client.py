@@ -227,6 +227,6 @@ def split_address(address: str) -> tuple[str, int]:
     Raises LocalProtocolError: it is neither.
     """
     host, colon, port = address.rpartition(":")
-    if not colon or not host or not port.isdecimal() or int(port) > 0xFFFF:
+    if not colon or not host or not (port.isascii() and port.isdigit()) or int(port) > 0xFFFF:
         raise LocalProtocolError(f"not an address of the form host:port: {address!r}")
     return host.removeprefix("[").removesuffix("]"), int(port)

@@ -31,6 +31,7 @@ from dledger.client.producer.producer import unique_ids
 from dledger.client.producer.state import SendSlot
 from dledger.remoting.protocol.codes import RequestCode, ResponseCode
 from dledger.remoting.protocol.command import RemotingCommand
+from dledger.remoting.protocol.header_codec import whole_number
 from dledger.remoting.protocol.outcome import outcome_of
 from dledger.remoting.protocol.own_fields import COMMITS_FIELD, COMMITTED_FIELD, NO_OFFSET
 
@@ -222,7 +223,7 @@ class StepSender:
             raise UnknownOutcomeError(f"{text}; an earlier attempt may be stored")
         if code != ResponseCode.COMMIT_NOT_EXPECTED:
             raise RequestFailedError(text, code=code, remark=remark)
-        committed = int(answer.ext.get(COMMITTED_FIELD, NO_OFFSET))
+        committed = whole_number(answer.ext.get(COMMITTED_FIELD, NO_OFFSET))
         raise StepOvertakenError(text, code=code, remark=remark, committed_offset=committed)
 
 

@@ -36,6 +36,7 @@ from dledger.client.core.routes import Routes
 from dledger.commitlog.errors import MQError
 from dledger.remoting.protocol.codes import RequestCode, ResponseCode
 from dledger.remoting.protocol.command import ExtFields, RemotingCommand
+from dledger.remoting.protocol.header_codec import whole_number
 from dledger.remoting.protocol.outcome import LEADER_FIELD, TERM_FIELD
 from dledger.remoting.seams import Clock
 
@@ -244,8 +245,8 @@ def _leader_of_status(address: str, answer: RemotingCommand) -> tuple[str | None
         if isinstance(said, dict):
             status.update(said)
     try:
-        term = int(status.get(TERM_FIELD, -1))
-    except (TypeError, ValueError):
+        term = whole_number(status.get(TERM_FIELD, -1))
+    except ValueError:
         return None, -1
     if truth(status.get("serving")):
         return address, term

@@ -30,6 +30,7 @@ from dledger.commitlog.errors import LocalProtocolError, MQError, RemoteProtocol
 from dledger.remoting.errors import ConnectionLostError, RequestTimedOutError, TooManyInFlightError
 from dledger.remoting.protocol.codes import ResponseCode
 from dledger.remoting.protocol.command import RemotingCommand
+from dledger.remoting.protocol.header_codec import whole_number
 from dledger.remoting.protocol.outcome import (
     LEADER_FIELD,
     REASON_FIELD,
@@ -210,8 +211,8 @@ def failure_of_answer(answer: RemotingCommand) -> tuple[FailureKind, str | None,
     """
     leader = answer.ext.get(LEADER_FIELD) or None
     try:
-        term = int(answer.ext.get(TERM_FIELD, -1))
-    except (TypeError, ValueError):
+        term = whole_number(answer.ext.get(TERM_FIELD, -1))
+    except ValueError:
         term = -1
     if leader is not None and not isinstance(leader, str):
         leader = None
@@ -234,9 +235,10 @@ RETRY_AFTER_MAX_S: Final = 5.0
 def retry_after_s(answer: RemotingCommand) -> float:
     """Return how long a refusing broker asks not to be asked again; 0 when it does not say."""
     try:
-        return min(max(int(answer.ext.get(RETRY_AFTER_FIELD, 0)) / 1000, 0.0), RETRY_AFTER_MAX_S)
-    except (TypeError, ValueError):
+        asked_ms = whole_number(answer.ext.get(RETRY_AFTER_FIELD, 0))
+    except ValueError:
         return 0.0
+    return min(max(asked_ms, 0), RETRY_AFTER_MAX_S * 1000) / 1000
 
 
 def is_retriable(answer: RemotingCommand) -> bool:

@@ -19,6 +19,7 @@ from dledger.client.core.retry import RetryPolicy, RetrySchedule
 from dledger.remoting.errors import RemotingError
 from dledger.remoting.protocol.codes import RequestCode, ResponseCode
 from dledger.remoting.protocol.command import RemotingCommand, request
+from dledger.remoting.protocol.header_codec import whole_number
 from dledger.remoting.protocol.own_fields import (
     EPOCH_FIELD,
     ID_FIELD,
@@ -207,7 +208,7 @@ class Sequences:
                     answer = await link.connection.invoke(command, timeout_s)
                     if answer.code != ResponseCode.SUCCESS:
                         raise OpenRefusedError(answer)
-                    epoch = int(answer.ext[EPOCH_FIELD])
+                    epoch = whole_number(answer.ext[EPOCH_FIELD])
                 except (RemotingError, KeyError, ValueError) as error:
                     raise BrokerUnreachableError(
                         f"broker {link.address} opened no session: {error}"

@@ -40,6 +40,7 @@ from dledger.remoting.processor_table import Handler, ProcessorTable
 from dledger.remoting.protocol.bodies import HeartbeatData, LockBatchRequestBody
 from dledger.remoting.protocol.codes import RequestCode
 from dledger.remoting.protocol.command import RemotingCommand
+from dledger.remoting.protocol.header_codec import whole_number
 from dledger.remoting.protocol.own_fields import step_commits_of
 from dledger.state.topics import (
     HALF_TOPIC,
@@ -180,8 +181,8 @@ def _message_at(
 ) -> Callable[[RemotingCommand], Iterable[Right]]:
     def rights(command: RemotingCommand) -> Iterable[Right]:
         try:
-            offset = int(command.ext.get(field, ""))
-        except (TypeError, ValueError):
+            offset = whole_number(command.ext.get(field, ""))
+        except ValueError:
             raise BadRequestError(f"the custom field {field} is not a number") from None
         topic = topic_at(offset)
         return () if topic is None else (topic_right(topic, permission),)

@@ -51,6 +51,7 @@ from dledger.remoting.errors import BadRequestError
 from dledger.remoting.processor import DEFERRED, Handled
 from dledger.remoting.protocol.codes import RequestCode
 from dledger.remoting.protocol.command import RemotingCommand, response_to
+from dledger.remoting.protocol.header_codec import whole_number
 from dledger.remoting.protocol.own_fields import (
     EPOCH_FIELD,
     ID_FIELD,
@@ -301,8 +302,8 @@ class OpenProducerProcessor:
         require_leader(group)
         producer_id = producer_id_of(command.ext.get(ID_FIELD))
         try:
-            left = int(command.ext.get(EPOCH_FIELD, 0))
-        except (TypeError, ValueError) as error:
+            left = whole_number(command.ext.get(EPOCH_FIELD, 0))
+        except ValueError as error:
             raise BadRequestError(f"{EPOCH_FIELD} is not a number") from error
         session = group.state.producers.get(producer_id)
         if session is not None and session.epoch > left:

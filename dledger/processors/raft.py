@@ -265,7 +265,7 @@ def _text(command: RemotingCommand, field: str) -> str:
 def _address(command: RemotingCommand) -> tuple[str, int]:
     text = _text(command, "address")
     host, _, port = text.rpartition(":")
-    if not host or not port.isdecimal() or not 0 < int(port) < 65_536:
+    if not host or not (port.isascii() and port.isdigit()) or not 0 < int(port) < 65_536:
         raise RefusedError(Condition.BAD_REQUEST, f"address {text!r} is not host:port")
     return host.strip("[]"), int(port)
 

@@ -78,6 +78,7 @@ from dledger.services.delayed_message import (
     TIMER_MARK,
     TIMER_RUN,
     delay_level_of,
+    deliver_at_ms,
     queue_of_level,
     with_real_destination,
     without_timer,
@@ -274,6 +275,8 @@ class SendProcessor:
                     topic, queue_id = SCHEDULE_TOPIC, queue_of_level(level)
         timed: TimedSend | None = None
         if TIMER_MARK in properties:
+            if topic == SCHEDULE_TOPIC:
+                deliver_at_ms(properties, 0)  # refused if it cannot be read
             if destination.clear_delay or topic == SCHEDULE_TOPIC:
                 properties = without_timer(properties)  # a delay level goes before a time
             else:

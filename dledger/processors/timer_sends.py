@@ -42,7 +42,6 @@ from dledger.remoting.protocol.outcome import Condition
 from dledger.remoting.seams import Clock
 from dledger.services.delayed_message import (
     TimerClaims,
-    TimerIllegalError,
     deliver_at_ms,
     due_ms,
     timed_properties,
@@ -205,27 +204,25 @@ class TimerSends:
     def refuse_in_batch(self, properties: bytes) -> None:
         """Let a message of a batch pass, unless it has a time of its own.
 
-        Raises RefusedError: it has.
+        Raises:
+            RefusedError: It has.
+            PropertyUnreadableError: It has one that is no number.
         """
-        if self._asked_ms(properties) is not None:
+        if deliver_at_ms(properties, self._clock.wall_ms()) is not None:
             raise RefusedError(Condition.MESSAGE_ILLEGAL, "a batch may not hold timer messages")
-
-    def _asked_ms(self, properties: bytes) -> int | None:
-        try:
-            return deliver_at_ms(properties, self._clock.wall_ms())
-        except TimerIllegalError as error:
-            raise RefusedError(Condition.MESSAGE_ILLEGAL, str(error)) from error
 
     def schedule(self, properties: bytes, topic: str, queue_id: int) -> TimedSend | None:
         """Return what is stored of a message for *topic*, or None when it goes there at once.
 
-        Raises RefusedError: timers are switched off, its time is no number or too far away, too
-        many messages wait already, or it takes back what cannot be taken back.
+        Raises:
+            RefusedError: Timers are switched off, its time is too far away, too many messages wait
+                already, or it takes back what cannot be taken back.
+            PropertyUnreadableError: Its time is no number.
         """
-        asked_ms = self._asked_ms(properties)
+        settings, now_ms = self._settings, self._clock.wall_ms()
+        asked_ms = deliver_at_ms(properties, now_ms)
         if asked_ms is None:
             return None
-        settings, now_ms = self._settings, self._clock.wall_ms()
         if not settings.store.timer_wheel_enable:
             raise RefusedError(
                 Condition.TIMER_NOT_ENABLED, "the timer is switched off: timerWheelEnable=false"

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
-from dledger.commitlog.errors import ConfigError
+from dledger.commitlog.errors import ConfigError, LocalProtocolError
+from dledger.remoting.client import split_address
 from dledger.settings.schema import Config, setting
 
 PORT_MAX: Final = 65_535
@@ -85,8 +86,7 @@ class ProxyConfig(Config):
 
 def address_of(text: str) -> tuple[str, int]:
     """Return host and port. Raises ConfigError: it is no ``host:port``."""
-    host, _, port = text.rpartition(":")
-    host = host.removeprefix("[").removesuffix("]")
-    if not host or not port.isdecimal() or int(port) > PORT_MAX:
-        raise ConfigError(f"{text!r} is no host:port")
-    return host, int(port)
+    try:
+        return split_address(text)
+    except LocalProtocolError:
+        raise ConfigError(f"{text!r} is no host:port") from None

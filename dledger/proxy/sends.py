@@ -6,6 +6,7 @@ remember it.
 
 from __future__ import annotations
 
+import re
 import zlib
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -48,6 +49,8 @@ MESSAGES_MAX: Final = 1_024
 PLACE_MAX: Final = (1 << 63) - 1
 """Of a half message; brokers' requests hold no greater one."""
 
+_TRANSACTION_ID: Final = re.compile("([0-9a-f]{1,16})-([0-9a-f]{1,16})-(.+)")
+
 _STATES: Final = {
     pb.TRANSACTION_RESOLUTION_UNSPECIFIED: LocalTransactionState.UNKNOWN,
     pb.COMMIT: LocalTransactionState.COMMIT,
@@ -73,14 +76,11 @@ class TransactionId:
     @classmethod
     def decode(cls, text: str) -> TransactionId:
         """Return what `encode` made. Raises RefusedError: it is none."""
-        half_offset, _, rest = text.partition("-")
-        position, _, broker_name = rest.partition("-")
-        try:
-            places = int(half_offset, 16), int(position, 16)
-        except ValueError:
-            places = -1, -1
-        if broker_name and all(0 <= place <= PLACE_MAX for place in places):
-            return cls(broker_name, *places)
+        found = _TRANSACTION_ID.fullmatch(text)
+        if found is not None:
+            half_offset, position = int(found[1], 16), int(found[2], 16)
+            if max(half_offset, position) <= PLACE_MAX:
+                return cls(found[3], half_offset, position)
         raise RefusedError(pb.INVALID_TRANSACTION_ID, f"no transaction has the id {text[:64]!r}")
 
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Final
 
-from dledger.broker_errors import UnprocessableMessageError
+from dledger.broker_errors import PropertyUnreadableError, UnprocessableMessageError
 from dledger.commitlog.entry import RecordBatch, Run
 from dledger.commitlog.properties import (
     MAX_PROPERTIES_BYTES,
@@ -35,7 +35,6 @@ from dledger.commitlog.properties import (
     with_properties,
     without_properties,
 )
-from dledger.commitlog.properties import get_property as _get_property
 from dledger.commitlog.record import (
     BODY_LENGTH_OFFSET,
     BODY_OFFSET,
@@ -51,15 +50,34 @@ from dledger.commitlog.record import (
     TOTAL_SIZE_OFFSET,
 )
 from dledger.group_api import BrokerGroup
+from dledger.remoting.protocol.header_codec import whole_number
 from dledger.services.stored_record import StoredBytes, StoredRecord, copy_of, decode_stored
 from dledger.state.state_record import state_record
 from dledger.state.table import StateChange
 from dledger.state.topics import NOT_ALLOWED_SEND_TOPICS, TIMER_TOPIC, topic_problem
 
+FARTHEST: Final = 1 << 62
+"""A larger number counts as this one, which is too far away: a number of thousands of digits cannot
+be written into the refusal."""
+
+
+def asked_number(properties: bytes, name: str) -> int | None:
+    """Return the number that a property has, at most `FARTHEST` from 0; None: it is not there.
+
+    Raises PropertyUnreadableError: it has something else.
+    """
+    value = get_property(properties, name.encode())
+    if value is None:
+        return None
+    try:
+        return max(-FARTHEST, min(whole_number(value), FARTHEST))
+    except ValueError:
+        raise PropertyUnreadableError(name, "a number", value) from None
+
+
 # ---------------------------------------------------------------------------------- by delay level
 
 
-_DELAY = PROPERTY_DELAY.encode()
 _REAL_TOPIC = PROPERTY_REAL_TOPIC.encode()
 _REAL_QUEUE_ID = PROPERTY_REAL_QUEUE_ID.encode()
 
@@ -68,15 +86,11 @@ _QUEUE_DIGITS = 9
 
 
 def delay_level_of(properties: bytes, max_level: int) -> int:
-    """Return the delay level a message asks for: 0 for none, never above *max_level*."""
-    value = _get_property(properties, _DELAY)
-    if value is None:
-        return 0
-    try:
-        level = int(value)
-    except ValueError:
-        return 0
-    return max(0, min(level, max_level))
+    """Return the delay level a message asks for: 0 for none, never above *max_level*.
+
+    Raises PropertyUnreadableError: it is no number.
+    """
+    return max(0, min(asked_number(properties, PROPERTY_DELAY) or 0, max_level))
 
 
 def queue_of_level(level: int) -> int:
@@ -124,8 +138,8 @@ def real_destination(
     Raises UnprocessableMessageError: they name none, or one that is removed or that clients may not
         write.
     """
-    topic = _get_property(properties, _REAL_TOPIC)
-    queue_id = _get_property(properties, _REAL_QUEUE_ID)
+    topic = get_property(properties, _REAL_TOPIC)
+    queue_id = get_property(properties, _REAL_QUEUE_ID)
     if topic is None or queue_id is None:
         raise UnprocessableMessageError("it names no real topic")
     name = topic.decode("utf-8", "replace")
@@ -164,13 +178,6 @@ def delivery_batch(deliveries: Sequence[Delivery], change: StateChange) -> Recor
 # ------------------------------------------------------------------------- with a time of their own
 
 
-FARTHEST: Final = 1 << 62
-"""A larger number counts as this one, which is too far away: a number of thousands of digits cannot
-be written into the refusal."""
-
-MAX_QUOTED_BYTES: Final = 64
-"""Of a value that is no number, in the refusal: it may be as long as all properties."""
-
 PRECISION_MS: Final = 1000
 """A message is due at the next whole second: never before what was asked for."""
 
@@ -196,28 +203,15 @@ _ROLL_DIGITS: Final = 9
 _HOSTS_V6: Final = SYS_FLAG_BORN_HOST_V6 | SYS_FLAG_STORE_HOST_V6
 
 
-class TimerIllegalError(ValueError):
-    """A time that cannot be; the text has the reason."""
-
-
 def deliver_at_ms(properties: bytes, now_ms: int) -> int | None:
     """Return when a message asks to be delivered, or None when it does not.
 
-    Raises TimerIllegalError: the value that counts is no number.
+    Raises PropertyUnreadableError: one of its times is no number.
     """
-    for name in _TIMER_PROPERTIES:
-        value = get_property(properties, name.encode())
-        if value is None:
-            continue
-        try:
-            number = max(-FARTHEST, min(int(value), FARTHEST))
-        except ValueError:
-            text = value[:MAX_QUOTED_BYTES].decode(errors="replace")
-            raise TimerIllegalError(f"{name} is not a number: {text!r}") from None
-        if name == PROPERTY_TIMER_DELIVER_MS:
-            return number
-        return now_ms + number * (1000 if name == PROPERTY_TIMER_DELAY_SEC else 1)
-    return None
+    seconds, delay_ms, at_ms = (asked_number(properties, name) for name in _TIMER_PROPERTIES)
+    if seconds is not None:
+        return now_ms + seconds * 1000
+    return at_ms if delay_ms is None else now_ms + delay_ms
 
 
 def due_ms(asked_ms: int) -> int:

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
+from dledger.broker_errors import PropertyUnreadableError
 from dledger.commitlog.entry import Run
 from dledger.commitlog.errors import CorruptRecordError
 from dledger.commitlog.properties import (
@@ -37,7 +38,11 @@ from dledger.commitlog.properties import (
 )
 from dledger.commitlog.record import SYS_FLAG_COMMIT, SYS_FLAG_TRANSACTION_MASK
 from dledger.group_api import BrokerGroup, OnDone, Proposed, QueueTouched
-from dledger.services.delayed_message import real_destination, with_real_destination
+from dledger.services.delayed_message import (
+    asked_number,
+    real_destination,
+    with_real_destination,
+)
 from dledger.services.pending_configs import TopicView, noting
 from dledger.services.stored_record import StoredRecord, StoredRecords, copy_of
 from dledger.state.state_record import TopicsChange, TransactionsChange, batch_of, state_record
@@ -56,7 +61,6 @@ MAX_IMMUNITY_S = 72 * 3600
 _TRAN_MSG = PROPERTY_TRANSACTION_PREPARED.encode()
 _PRODUCER_GROUP = PROPERTY_PRODUCER_GROUP.encode()
 _UNIQ_KEY = PROPERTY_UNIQ_KEY.encode()
-_IMMUNITY = PROPERTY_CHECK_IMMUNITY_TIME_IN_SECONDS.encode()
 _DELAYS = tuple(
     name.encode()
     for name in (
@@ -69,10 +73,14 @@ _DELAYS = tuple(
 
 
 def is_half(properties: bytes) -> bool:
-    """Tell whether a message asks to be a half message."""
-    return _TRAN_MSG in properties and (get_property(properties, _TRAN_MSG) or b"").lower() == (
-        b"true"
-    )
+    """Tell whether a message asks to be a half message.
+
+    Raises PropertyUnreadableError: neither yes nor no.
+    """
+    value = get_property(properties, _TRAN_MSG) if _TRAN_MSG in properties else None
+    if value is not None and value.lower() not in (b"true", b"false"):
+        raise PropertyUnreadableError(PROPERTY_TRANSACTION_PREPARED, "true or false", value)
+    return value is not None and value.lower() == b"true"
 
 
 def delay_of(properties: bytes) -> str | None:
@@ -85,7 +93,11 @@ def delay_of(properties: bytes) -> str | None:
 
 
 def half_properties(properties: bytes, group: str, topic: str, queue_id: int) -> bytes:
-    """Return the *properties* that a half message for *topic* is stored with."""
+    """Return the *properties* that a half message for *topic* is stored with.
+
+    Raises PropertyUnreadableError: how long its producers are not to be asked is no number.
+    """
+    asked_number(properties, PROPERTY_CHECK_IMMUNITY_TIME_IN_SECONDS)
     if get_property(properties, _PRODUCER_GROUP) is None and group:
         properties = b"%b%b\x01%b\x02" % (properties, _PRODUCER_GROUP, group.encode())
     return with_real_destination(properties, topic, queue_id)
@@ -113,13 +125,17 @@ class HalfMessage:
         """
         properties = record.properties
         run = real_destination(properties)
+        try:
+            asked_s = asked_number(properties, PROPERTY_CHECK_IMMUNITY_TIME_IN_SECONDS) or 0
+        except PropertyUnreadableError:  # stored by a version that took it
+            asked_s = 0
         return cls(
             record,
             (get_property(properties, _PRODUCER_GROUP) or b"").decode("utf-8", "replace"),
             run.topic,
             run.queue_id,
             (get_property(properties, _UNIQ_KEY) or b"").decode("utf-8", "replace"),
-            _seconds(get_property(properties, _IMMUNITY)),
+            max(0, min(asked_s, MAX_IMMUNITY_S)),
         )
 
     def committed(self, queue_id: int) -> tuple[bytes, Run]:
@@ -162,13 +178,6 @@ def half_message_at(
     if record.topic != HALF_TOPIC or half_offset not in (None, record.queue_offset):
         raise CorruptRecordError(f"half message {half_offset or ''} does not stand at {position}")
     return HalfMessage.of(record)
-
-
-def _seconds(value: bytes | None) -> int:
-    try:
-        return max(0, min(int(value or b"0"), MAX_IMMUNITY_S))
-    except ValueError:
-        return 0
 
 
 # ---------------------------------------------------------------------------------- its decision

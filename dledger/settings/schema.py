@@ -183,7 +183,7 @@ def parse_addresses(value: object) -> tuple[str, ...]:
     for part in split_list(value):
         address = str(part).strip()
         host, colon, port = address.rpartition(":")
-        if not (colon and host and port.isdecimal() and 0 < int(port) < 65_536):
+        if not (colon and host and port.isascii() and port.isdigit() and 0 < int(port) < 65_536):
             raise ValueError(f"{address!r} is not host:port")
         addresses.append(address)
     return tuple(addresses)

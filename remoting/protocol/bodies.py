@@ -146,7 +146,7 @@ class _Normaliser:
 
 def _enum_name(key: str, item: object, names: tuple[StrEnum, ...]) -> str:
     text = str(item)
-    if not text.isdecimal():
+    if not (text.isascii() and text.isdigit()):
         return text
     ordinal = int(text) if len(text) < 4 else len(names)
     if ordinal >= len(names):

@@ -26,6 +26,7 @@ Spec: docs/internals/protocol/remoting.md, section 2.1.
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -172,6 +173,25 @@ def encode_json_header(command: RemotingCommand) -> bytes:
         return _encode(header)
     except (TypeError, UnicodeEncodeError, OverflowError) as error:
         raise LocalProtocolError(f"header cannot be written as JSON: {error}") from error
+
+
+_WHOLE_NUMBER: Final = re.compile("[+-]?[0-9]+")
+
+
+def whole_number(value: object) -> int:
+    """Return the number that *value* is, or that a client of any language wrote as text.
+
+    That is ASCII digits, perhaps with a sign before them. `int` takes more: underscores, blanks,
+    digits of other scripts, fractions that it cuts off.
+
+    Raises ValueError: it is something else.
+    """
+    if type(value) is int:
+        return value
+    text = value.decode("ascii") if isinstance(value, bytes) else value
+    if not isinstance(text, str) or _WHOLE_NUMBER.fullmatch(text) is None:
+        raise ValueError(f"not a whole number: {str(value)[:64]!r}")
+    return int(text)
 
 
 def text_of(value: Any) -> str:

@@ -18,6 +18,7 @@ from typing import Any, ClassVar, Final, Self, TypeAlias
 from dledger.remoting.errors import BadRequestError
 from dledger.remoting.protocol.codes import RequestCode
 from dledger.remoting.protocol.command import ExtFields, RemotingCommand
+from dledger.remoting.protocol.header_codec import whole_number
 
 # How wide a number may be; Java parses the same widths.
 I32: TypeAlias = int
@@ -32,8 +33,8 @@ _I64_END: Final = 1 << 63
 def _number(end: int) -> Callable[[str, Any], int]:
     def parse(name: str, value: Any) -> int:
         try:
-            number = int(value)
-        except (TypeError, ValueError) as error:
+            number = whole_number(value)
+        except ValueError as error:
             raise BadRequestError(f"the custom field {name} is not a number: {value!r}") from error
         if not -end <= number < end:
             raise BadRequestError(f"the custom field {name} is out of range: {number}")
@@ -172,13 +173,13 @@ class SendMessageHeader(Header):
         """
         try:
             get = ext.get
-            default_topic_queue_nums = int(ext["d"])
-            queue_id = int(ext["e"])
-            sys_flag = int(ext["f"])
-            born_timestamp = int(ext["g"])
-            flag = int(ext["h"])
+            numbers = (ext["d"], ext["e"], ext["f"], ext["g"], ext["h"])
             reconsume_times = get("j")
             max_reconsume_times = get("l")
+            digits = "".join(numbers) + (reconsume_times or "") + (max_reconsume_times or "")
+            if not (digits.isascii() and digits.isdigit()):
+                return _decode_v2_slowly(ext)
+            default_topic_queue_nums, queue_id, sys_flag, born_timestamp, flag = map(int, numbers)
             header = cls(
                 ext["a"],
                 ext["b"],
@@ -843,11 +844,13 @@ class RecallHandle:
         """
         try:
             if len(handle) > MAX_HANDLE_CHARS:
-                raise ValueError("too long")
+                raise ValueError
             padded = handle + "=" * (-len(handle) % 4)
             version, topic, broker, due, key = urlsafe_b64decode(padded).decode().split(" ")
             if version != VERSION:
-                raise ValueError(f"version {version}")
-            return cls(topic, broker, int(due), key)
-        except (ValueError, binascii.Error) as error:
-            raise BadRequestError(f"recall failed, the recall handle is invalid: {error}") from None
+                raise ValueError
+            return cls(topic, broker, whole_number(due), key)
+        except (ValueError, binascii.Error):
+            raise BadRequestError(
+                f"recall failed, {handle[:64]!r} is no recall handle; nothing was recalled"
+            ) from None

@@ -24,6 +24,7 @@ import msgspec
 
 from dledger.remoting.errors import BadRequestError
 from dledger.remoting.protocol.command import ExtFields
+from dledger.remoting.protocol.header_codec import whole_number
 
 # -------------------------------------------------------------------------------- offset commits
 
@@ -83,7 +84,7 @@ def decode_stale(text: object, count: int) -> frozenset[int]:
     Raises BadRequestError: not a list of places in the batch, or of none.
     """
     try:
-        places = frozenset(int(part) for part in str(text).split(","))
+        places = frozenset(whole_number(part) for part in str(text).split(","))
     except ValueError:
         places = frozenset()
     if not places or min(places) < 0 or max(places) >= count:
@@ -200,6 +201,14 @@ class GivenUp(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
+class Unreadable(GivenUp, frozen=True):
+    """Messages that could not be read any more, until there are as many queues again."""
+
+    def __str__(self) -> str:
+        """Return it in one sentence."""
+        return f"{self.change} leaves {self.total} messages that nothing reads"
+
+
 def decode_given_up(text: str) -> GivenUp:
     """Return what would be removed, as a refusal lists it.
 
@@ -241,7 +250,7 @@ def encode_tokens(tokens: Iterable[int]) -> str:
 def decode_tokens(text: object) -> tuple[int, ...]:
     """Return the tokens in an ext field. Raises BadRequestError: not a list of whole numbers."""
     try:
-        return tuple(int(part) for part in str(text).split(",") if part)
+        return tuple(whole_number(part) for part in str(text).split(",") if part)
     except ValueError as error:
         raise BadRequestError(f"{TOKENS_FIELD} is no list of tokens: {text!r}") from error
 
@@ -255,8 +264,8 @@ def shown_token(ext: ExtFields) -> int | None:
     if value is None:
         return None
     try:
-        return int(value)
-    except (TypeError, ValueError) as error:
+        return whole_number(value)
+    except ValueError as error:
         raise BadRequestError(f"{TOKEN_FIELD} is no token: {value!r}") from error
 
 
@@ -326,12 +335,13 @@ def stamp_of_texts(ext: ExtFields) -> ProducerStamp | None:
     try:
         return _checked(
             bytes.fromhex(ext[ID_FIELD]),
-            int(ext[EPOCH_FIELD]),
-            int(ext[SEQUENCE_FIELD]),
-            int(ext[FIRST_OPEN_FIELD]),
+            *map(whole_number, (ext[EPOCH_FIELD], ext[SEQUENCE_FIELD], ext[FIRST_OPEN_FIELD])),
         )
     except (KeyError, TypeError, ValueError) as error:
-        raise BadRequestError(f"a producer's stamp that cannot be read: {error}") from error
+        raise BadRequestError(
+            f"{ID_FIELD} is hexadecimal, {EPOCH_FIELD}, {SEQUENCE_FIELD} and {FIRST_OPEN_FIELD}"
+            " are numbers"
+        ) from error
 
 
 def producer_id_of(value: object) -> bytes:

@@ -15,6 +15,7 @@ import msgspec
 
 from dledger.remoting.errors import BadRequestError
 from dledger.remoting.protocol.bodies import Body, MessageModel, MessageQueue
+from dledger.remoting.protocol.header_codec import whole_number
 from dledger.remoting.protocol.headers import I32, I64, Header
 
 INIT_MIN: Final = 0
@@ -144,7 +145,7 @@ def decode_start_offsets(text: str) -> dict[tuple[str, int], int]:
     """
     try:
         items = [item.split(" ") for item in text.split(";")] if text else []
-        return {(flag, int(queue_id)): int(start) for flag, queue_id, start in items}
+        return {(flag, whole_number(queue)): whole_number(start) for flag, queue, start in items}
     except ValueError:
         raise BadRequestError(f"no startOffsetInfo: {text[:64]!r}") from None
 

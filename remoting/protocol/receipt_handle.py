@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from dledger.remoting.errors import BadRequestError
+from dledger.remoting.protocol.header_codec import whole_number
 
 PROPERTY_POP_CK: Final = "POP_CK"
 """Property under which a client keeps the handle of a message."""
@@ -65,13 +66,13 @@ class ReceiptHandle:
         start, popped, invisible, revive, flag, name, queue_id, offset = words[:_WORDS]
         try:
             return cls(
-                int(start),
-                int(popped),
-                int(invisible),
-                int(revive),
+                whole_number(start),
+                whole_number(popped),
+                whole_number(invisible),
+                whole_number(revive),
                 name,
-                int(queue_id),
-                int(offset),
+                whole_number(queue_id),
+                whole_number(offset),
                 flag,
             )
         except ValueError:

@@ -257,6 +257,6 @@ def _signed_bytes(value: Any) -> bytes:
 
 def _count(value: object) -> int | None:
     # In a CBOR header too it travels as text: one form for all.
-    if isinstance(value, str) and value.isdecimal() and len(value) <= _COUNT_DIGITS_MAX:
-        return int(value)
+    if isinstance(value, str) and len(value) <= _COUNT_DIGITS_MAX and value.isascii():
+        return int(value) if value.isdigit() else None
     return None

@@ -46,7 +46,10 @@ def test_transaction_id_names_the_place() -> None:
     assert TransactionId.decode(place.encode()) == place
 
 
-@pytest.mark.parametrize("text", ["", "5", "5-6", "5-6-", "x-6-broker-a", "5--broker-a"])
+ODD_IDS = ("0x5-6-a", " 5-6-a", "1_0-6-a", "\u0665-6-a", "+5-6-a", "5-6_0-a", f"{1 << 63:x}-6-a")
+
+
+@pytest.mark.parametrize("text", ["", "5", "5-6", "5-6-", "x-6-broker-a", "5--broker-a", *ODD_IDS])
 def test_no_transaction_id_is_refused(text: str) -> None:
     with pytest.raises(RefusedError) as caught:
         TransactionId.decode(text)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from dledger.broker_errors import PropertyUnreadableError
 from dledger.commitlog.record import MAX_TOPIC_V1_BYTES, decode_record, encode_record, pack_host
 from dledger.services.delayed_message import (
-    TimerIllegalError,
     deliver,
     deliver_at_ms,
     delivered_message,
@@ -42,7 +42,7 @@ def test_which_property_counts(properties: bytes, asked_ms: int | None) -> None:
 
 
 def test_a_time_that_is_no_number_is_none() -> None:
-    with pytest.raises(TimerIllegalError, match="TIMER_DELAY_SEC is not a number: 'soon'"):
+    with pytest.raises(PropertyUnreadableError, match="TIMER_DELAY_SEC is not a number: 'soon'"):
         deliver_at_ms(b"TIMER_DELAY_SEC\x01soon\x02", NOW_MS)
 
 
