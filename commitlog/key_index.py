@@ -15,7 +15,7 @@ from __future__ import annotations
 import posixpath
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
-from itertools import takewhile
+from itertools import islice, takewhile
 from typing import Final
 
 import numpy as np
@@ -349,14 +349,9 @@ class KeyIndex:
             max_num: At most 64 are returned.
             begin_ms, end_ms: Store time, both included.
         """
-        limit = min(max_num, MAX_QUERY_RESULTS)
-        found: list[int] = []
-        for position in self.candidates(topic, key, begin_ms, end_ms):
-            if len(found) >= limit:
-                break
-            if position is not None:
-                found.append(position)
-        return found
+        found = self.candidates(topic, key, begin_ms, end_ms)
+        limit = max(0, min(max_num, MAX_QUERY_RESULTS))
+        return list(islice((position for position in found if position is not None), limit))
 
     def candidates(self, topic: str, key: str, begin_ms: int, end_ms: int) -> Iterator[int | None]:
         """Yield what `query` returns without end to it, one step a look at an entry.
@@ -364,9 +359,11 @@ class KeyIndex:
         What is put while the caller pauses may be missing; a file removed meanwhile ends it.
 
         Yields:
-            A position, or None for an entry of another key or time: the caller bounds the steps.
+            A position, or None for an entry of another key or time, or of the message before, which
+            may have the key twice: the caller bounds the steps.
         """
         key_hash = index_key_hash(topic, key)
+        before: int | None = None
         for file in reversed(list(self._files)):
             header = file.header
             if file.path in self._unreadable:
@@ -374,7 +371,8 @@ class KeyIndex:
             if begin_ms <= header.end_timestamp_ms and header.begin_timestamp_ms <= end_ms:
                 try:
                     for position in file.walk(key_hash, begin_ms, end_ms):
-                        yield position
+                        yield None if position == before else position
+                        before = before if position is None else position
                         if file not in self._files:
                             return
                 except OSError as error:

@@ -9,7 +9,7 @@ from typing import Final
 from typing_extensions import Buffer
 
 from dledger.client.core.errors import MessageIllegalError
-from dledger.commitlog.properties import PROPERTY_EXPIRE_AFTER_MS
+from dledger.commitlog.properties import KEY_SEPARATOR, PROPERTY_EXPIRE_AFTER_MS
 
 MAX_BODY_BYTES: Final = 4 * 1024 * 1024
 """RocketMQ's maxMessageSize, for one message and for a whole batch."""
@@ -49,9 +49,11 @@ class Message:
     Attributes:
         topic: Where to. A topic that does not exist is created by the broker if it is allowed to.
         body: At least one byte, at most `MAX_BODY_BYTES`.
-        tags: One tag that consumers filter by.
-        keys: Index keys; a string may hold several, separated by spaces.
-        properties: Further properties. Neither keys nor values may hold \\x01 or \\x02.
+        tags: One tag that consumers filter by; empty: none.
+        keys: Index keys; a string may hold several, separated by spaces; empty: none. In a list
+            each is one key, without spaces.
+        properties: Further properties, text. Neither names nor values are empty, since a record
+            cannot hold that, or hold \\x01 or \\x02.
         delay_level: 1 … 18 (1 s … 2 h by default): deliver later. 0: at once.
         delay_ms: Deliver this many milliseconds after the broker got it, at the next whole second.
         deliver_at_ms: Deliver at this wall time, milliseconds since 1970, at the next whole
@@ -127,8 +129,8 @@ def check_body(body: Buffer, max_bytes: int = MAX_BODY_BYTES) -> int:
 def encode_message_properties(message: Message, message_id: str) -> bytes:
     """Return the properties of *message* as a record holds them, UNIQ_KEY first.
 
-    Raises MessageIllegalError: a key or value holds a separator, or a property the SDK sets itself
-    stands in ``properties``.
+    Raises MessageIllegalError: a key or value holds a separator, is empty or no text, or a property
+    the SDK sets itself stands in ``properties``.
     """
     if len(message_id) > MAX_ID_CHARS:
         raise MessageIllegalError(f"a message id has at most {MAX_ID_CHARS} characters")
@@ -144,7 +146,7 @@ def encode_message_properties(message: Message, message_id: str) -> bytes:
         pairs += 1
     keys = message.keys
     if keys:
-        text = f"{text}KEYS\x01{keys if isinstance(keys, str) else ' '.join(keys)}\x02"
+        text = f"{text}KEYS\x01{keys if isinstance(keys, str) else _joined(keys)}\x02"
         pairs += 1
     if message.delay_level:
         if not 0 < message.delay_level <= MAX_DELAY_LEVEL:
@@ -167,15 +169,30 @@ def encode_message_properties(message: Message, message_id: str) -> bytes:
         if not _CLIENT_PROPERTIES.isdisjoint(properties):
             taken = sorted(_CLIENT_PROPERTIES.intersection(properties))
             raise MessageIllegalError(f"properties {taken} have fields of their own on Message")
-        items = [f"{key}\x01{value}\x02" for key, value in properties.items() if key and value]
-        text += "".join(items)
-        pairs += len(items)
+        for key, value in properties.items():
+            if not key or not value or not isinstance(value, str):
+                raise MessageIllegalError(
+                    f"property {key!r} is {value!r}: a record holds no empty names or values, and"
+                    " nothing but text; leave it out, or write it as text"
+                )
+            text += f"{key}\x01{value}\x02"
+        pairs += len(properties)
     if text.count("\x01") != pairs or text.count("\x02") != pairs:
         raise MessageIllegalError("tags, keys and properties cannot hold \\x01 or \\x02")
     try:
         return text.encode()
     except UnicodeEncodeError as error:
         raise MessageIllegalError(f"a property cannot be written as UTF-8: {error}") from error
+
+
+def _joined(keys: Sequence[str]) -> str:
+    for key in keys:
+        if not key or KEY_SEPARATOR in key:
+            raise MessageIllegalError(
+                f"key {key!r} of a list is empty or holds a space, which separates keys:"
+                " consumers would find other keys"
+            )
+    return KEY_SEPARATOR.join(keys)
 
 
 def _timer_property(message: Message) -> str:

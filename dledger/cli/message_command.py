@@ -202,8 +202,11 @@ def _properties(pairs: tuple[str, ...]) -> dict[str, str]:
     found: dict[str, str] = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")
-        if not (name and equals):
-            raise CliError(f"--property {pair}: expected name=value", exit_code=ExitCode.USAGE)
+        if not (name and equals and value):
+            raise CliError(
+                f"--property {pair}: expected name=value, neither of them empty",
+                exit_code=ExitCode.USAGE,
+            )
         found[name] = value
     return found
 

@@ -153,10 +153,9 @@ def _integer(text: str) -> Constant:
 
 def _float(text: str) -> Constant:
     value = float(text)
-    if not 0.0 < value < float("inf"):
-        raise ExpressionIllegalError(
-            f"{text[:SHOWN_CHARS]} is outside of what a double holds above zero"
-        )
+    is_zero = not set(text.lower().partition("e")[0]) & set("123456789")
+    if value == float("inf") or (value == 0.0 and not is_zero):
+        raise ExpressionIllegalError(f"{text[:SHOWN_CHARS]} is outside of what a double holds")
     return Constant(value)
 
 

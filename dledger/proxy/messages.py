@@ -263,10 +263,13 @@ def _check_user(properties: Mapping[str, str]) -> None:
         raise RefusedError(
             pb.ILLEGAL_MESSAGE_PROPERTY_KEY, f"properties {sorted(taken)} have a meaning already"
         )
-    if any(not name or _holds(name + value, "\x01\x02") for name, value in properties.items()):
+    if any(
+        not name or not value or _holds(name + value, "\x01\x02")
+        for name, value in properties.items()
+    ):
         raise RefusedError(
             pb.ILLEGAL_MESSAGE_PROPERTY_KEY,
-            r"a property has a name, and neither that nor its value holds \x01 or \x02",
+            r"a property has a name and a value, and neither holds \x01 or \x02",
         )
 
 
@@ -280,8 +283,7 @@ def _properties_bytes(
     if keys:
         size_bytes += len(names.PROPERTY_KEYS) + len(" ".join(keys).encode()) + 2
     for name, value in properties.items():
-        if value:
-            size_bytes += len(name.encode()) + len(value.encode()) + 2
+        size_bytes += len(name.encode()) + len(value.encode()) + 2
     return size_bytes
 
 
@@ -428,7 +430,7 @@ def _received_message(
     due = properties.get(names.PROPERTY_TIMER_OUT_MS) or properties.get(
         names.PROPERTY_TIMER_DELIVER_MS, ""
     )
-    if due.isdecimal():
+    if due.isascii() and due.isdigit():
         system.delivery_timestamp.CopyFrom(timestamp(int(due)))
     if names.PROPERTY_DLQ_ORIGIN_TOPIC in properties:
         system.dead_letter_queue.topic = properties[names.PROPERTY_DLQ_ORIGIN_TOPIC]

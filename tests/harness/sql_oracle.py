@@ -183,8 +183,8 @@ class Reader:
             return literal(("int" if value < 2**31 else "long", value))
         if kind == "float":
             number = float(word)
-            if number == 0 or number == float("inf"):
-                raise RefusedError("no double above zero")
+            if number == float("inf") or (number == 0 and any(c in "123456789" for c in word)):
+                raise RefusedError("no double holds it")
             return literal(("double", number))
         if kind == "key" and word in ("TRUE", "FALSE", "NULL"):
             return literal(("null", None) if word == "NULL" else ("bool", word == "TRUE"))

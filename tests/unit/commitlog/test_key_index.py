@@ -142,6 +142,13 @@ def test_what_is_put_again_is_skipped(root: Path) -> None:
     index.close()
 
 
+def test_a_message_that_has_a_key_twice_is_found_once(root: Path) -> None:
+    index = open_index(root)
+    put(index, *[(key, at, TIME_MS) for at in (100, 200) for key in ("a", "b", "a", "a")])
+    assert index.query("T1", "a", 32, *ALWAYS) == [200, 100]
+    index.close()
+
+
 def test_nothing_put_makes_no_file(root: Path) -> None:
     index = open_index(root)
     put_hashes(index, [])

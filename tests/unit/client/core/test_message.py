@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import zlib
+from typing import Any
 
 import pytest
 
@@ -139,7 +140,7 @@ def test_a_cut_block_is_refused(cut: int) -> None:
 
 
 def test_properties_begin_with_the_unique_key() -> None:
-    message = Message("T", b"x", tags="A", keys=["a", "b"], properties={"p": "q", "": "drop"})
+    message = Message("T", b"x", tags="A", keys=["a", "b"], properties={"p": "q"})
     assert (
         encode_message_properties(message, "ID")
         == b"UNIQ_KEY\x01ID\x02TAGS\x01A\x02KEYS\x01a b\x02p\x01q\x02"
@@ -148,6 +149,23 @@ def test_properties_begin_with_the_unique_key() -> None:
     assert encode_message_properties(delayed, "ID") == b"UNIQ_KEY\x01ID\x02DELAY\x014\x02"
     with pytest.raises(MessageIllegalError, match="UTF-8"):
         encode_message_properties(Message("T", b"x", tags="\ud800"), "ID")
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"properties": {"a": ""}},
+        {"properties": {"": "v"}},
+        {"properties": {"a": 0}},
+        {"properties": {"a": None}},
+        {"properties": {"a": 5}},
+        {"keys": ["x y"]},
+        {"keys": ["", "z"]},
+    ],
+)
+def test_what_a_record_cannot_hold_is_refused(given: dict[str, Any]) -> None:
+    with pytest.raises(MessageIllegalError, match="empty"):
+        encode_message_properties(Message("T", b"x", **given), "ID")
 
 
 @pytest.mark.parametrize("mark", ["\x01", "\x02"])
