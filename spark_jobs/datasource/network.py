@@ -211,11 +211,11 @@ def message_of(row: dict[str, Any], topic: str) -> Message:
     """Return the message a row stands for."""
     body = row["body"]
     properties = dict(row.get("properties") or ())
-    keys: str | list[str] = row.get("keys") or ""
+    keys = row.get("keys") or ""
     own = row.get("idempotent_key")
     if own:
         properties[IDEMPOTENT_KEY] = str(own)
-        keys = [*str(keys).split(), str(own)]
+        keys = f"{keys} {own}".strip()
     return Message(
         row.get("topic") or topic,
         body.encode() if isinstance(body, str) else body,

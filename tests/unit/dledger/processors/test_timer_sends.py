@@ -145,8 +145,9 @@ def test_a_batch_may_not_hold_timer_messages(broker: Broker) -> None:
     assert response.code == ResponseCode.MESSAGE_ILLEGAL
 
 
-def test_recall_is_done_once_and_answered_again(broker: Broker) -> None:
-    handle = send(broker, KEY + "TIMER_DELAY_SEC\x015\x02").ext["recallHandle"]
+@pytest.mark.parametrize("keys", ["", "KEYS\x01K k K\x02"])
+def test_recall_is_done_once_and_answered_again(broker: Broker, keys: str) -> None:
+    handle = send(broker, KEY + keys + "TIMER_DELAY_SEC\x015\x02").ext["recallHandle"]
     for _ in range(2):
         response = recall(broker, handle)
         assert (response.code, response.ext) == (0, {"msgId": "K"})

@@ -276,12 +276,13 @@ def test_delay_that_is_too_long_is_a_delivery_time() -> None:
 
 
 @pytest.mark.parametrize("bad", ["\x01", "a\x02"])
-def test_separators_of_properties_are_refused(bad: str) -> None:
+def test_what_no_property_holds_is_refused(bad: str) -> None:
     refused = [
         (message(message_id=bad), pb.ILLEGAL_MESSAGE_ID),
         (message(user={bad: "v"}), pb.ILLEGAL_MESSAGE_PROPERTY_KEY),
         (message(user={"k": bad}), pb.ILLEGAL_MESSAGE_PROPERTY_KEY),
         (message(user={"": "v"}), pb.ILLEGAL_MESSAGE_PROPERTY_KEY),
+        (message(user={"k": ""}), pb.ILLEGAL_MESSAGE_PROPERTY_KEY),
         (message(message_type=pb.FIFO, message_group=bad), pb.ILLEGAL_MESSAGE_GROUP),
     ]
     for asked, code in refused:
