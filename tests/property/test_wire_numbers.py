@@ -11,15 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dledger.broker_errors import PropertyUnreadableError
-from dledger.commitlog.properties import (
-    PROPERTY_CHECK_IMMUNITY_TIME_IN_SECONDS,
-    PROPERTY_DELAY,
-    PROPERTY_TIMER_DELAY_MS,
-    PROPERTY_TIMER_DELAY_SEC,
-    PROPERTY_TIMER_DELIVER_MS,
-)
 from dledger.remoting.errors import BadRequestError
-from dledger.remoting.protocol.codes import RequestCode
 from dledger.remoting.protocol.command import request
 from dledger.remoting.protocol.headers import RecallHandle, SendMessageHeader
 from dledger.remoting.protocol.own_fields import shown_token
@@ -31,40 +23,26 @@ from dledger.services.half_message import half_properties
 SENT: Final = dict.fromkeys("defgh", "1") | dict.fromkeys("abc", "T")
 
 
-def of_property(name: str, read: Callable[[bytes], object]) -> tuple[str, Callable[[str], object]]:
-    return name, lambda text: read(f"{name}\x01{text}\x02".encode())
-
-
 READERS: Final[dict[str, Callable[[str], object]]] = {
     "field": lambda text: PollingInfoHeader.decode(
         {"consumerGroup": "g", "topic": "T", "queueId": text}
     ),
-    "letters": lambda text: SendMessageHeader.of(
-        request(RequestCode.SEND_MESSAGE_V2, SENT | {"e": text})
-    ),
-    "retries": lambda text: SendMessageHeader.of(
-        request(RequestCode.SEND_MESSAGE_V2, SENT | {"j": text})
-    ),
+    "letter": lambda text: SendMessageHeader.of(request(310, SENT | {"e": text})),
+    "retries": lambda text: SendMessageHeader.of(request(310, SENT | {"j": text})),
     "receipt": lambda text: ReceiptHandle.decode(f"0 0 0 {text} 0 b 0 0"),
     "recall": lambda text: RecallHandle.decode(
         urlsafe_b64encode(f"v1 T b {text} K".encode()).decode()
     ),
     "offsets": lambda text: decode_start_offsets(f"0 {text} 1"),
     "token": lambda text: shown_token({"lockToken": text}),
-    **dict(
-        [
-            of_property(PROPERTY_DELAY, lambda raw: delay_level_of(raw, 18)),
-            of_property(PROPERTY_TIMER_DELAY_SEC, lambda raw: deliver_at_ms(raw, 0)),
-            of_property(PROPERTY_TIMER_DELAY_MS, lambda raw: deliver_at_ms(raw, 0)),
-            of_property(
-                PROPERTY_TIMER_DELIVER_MS,
-                lambda raw: deliver_at_ms(b"TIMER_DELAY_SEC\x011\x02" + raw, 0),
-            ),
-            of_property(
-                PROPERTY_CHECK_IMMUNITY_TIME_IN_SECONDS,
-                lambda raw: half_properties(raw, "g", "T", 0),
-            ),
-        ]
+    "level": lambda text: delay_level_of(f"DELAY\x01{text}\x02".encode(), 18),
+    "seconds": lambda text: deliver_at_ms(f"TIMER_DELAY_SEC\x01{text}\x02".encode(), 0),
+    "delay": lambda text: deliver_at_ms(f"TIMER_DELAY_MS\x01{text}\x02".encode(), 0),
+    "time": lambda text: deliver_at_ms(
+        f"TIMER_DELAY_SEC\x011\x02TIMER_DELIVER_MS\x01{text}\x02".encode(), 0
+    ),
+    "immunity": lambda text: half_properties(
+        f"CHECK_IMMUNITY_TIME_IN_SECONDS\x01{text}\x02".encode(), "g", "T", 0
     ),
 }
 TEXTS: Final = st.from_regex("[+-]?[0-9]{1,6}", fullmatch=True) | st.text(

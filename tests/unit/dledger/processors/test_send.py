@@ -21,34 +21,31 @@ from dledger.testing.doubles import EPOCH_MS, ManualClock
 from tests.harness.broker import Broker
 from tests.harness.fake_group import BROKER, FakeConnection, FakeGroup
 
-V2 = {
-    "producer_group": "a",
-    "topic": "b",
-    "default_topic": "c",
-    "queues": "d",
-    "queue_id": "e",
-    "sys_flag": "f",
-    "born": "g",
-    "flag": "h",
-    "properties": "i",
-    "reconsume_times": "j",
-    "max_reconsume_times": "l",
-    "batch": "m",
-}
-LONG = {
-    "producer_group": "producerGroup",
-    "topic": "topic",
-    "default_topic": "defaultTopic",
-    "queues": "defaultTopicQueueNums",
-    "queue_id": "queueId",
-    "sys_flag": "sysFlag",
-    "born": "bornTimestamp",
-    "flag": "flag",
-    "properties": "properties",
-    "reconsume_times": "reconsumeTimes",
-    "max_reconsume_times": "maxReconsumeTimes",
-    "batch": "batch",
-}
+_NAMES = (
+    "producer_group", "topic", "default_topic", "queues", "queue_id", "sys_flag", "born", "flag",
+    "properties", "reconsume_times", "max_reconsume_times", "batch",
+)  # fmt: skip
+V2 = dict(zip(_NAMES, "abcdefghijlm", strict=True))
+LONG = dict(
+    zip(
+        _NAMES,
+        [
+            "producerGroup",
+            "topic",
+            "defaultTopic",
+            "defaultTopicQueueNums",
+            "queueId",
+            "sysFlag",
+            "bornTimestamp",
+            "flag",
+            "properties",
+            "reconsumeTimes",
+            "maxReconsumeTimes",
+            "batch",
+        ],
+        strict=True,
+    )
+)
 
 
 def ext(names: dict[str, str] = V2, /, **changes: Any) -> dict[str, str]:

@@ -24,19 +24,8 @@ KEY = "UNIQ_KEY\x01K\x02"
 
 
 def send(broker: Broker, properties: str, **changes: str) -> RemotingCommand:
-    fields = {
-        "a": "p",
-        "b": "T",
-        "c": "TBW102",
-        "d": "4",
-        "e": "1",
-        "f": "0",
-        "g": "1",
-        "h": "0",
-        "i": properties,
-        **changes,
-    }
-    return broker.call(RequestCode.SEND_MESSAGE_V2, fields, b"hello")
+    sent = dict(zip("abcdefghi", ["p", "T", "TBW102", *"41010", properties], strict=True))
+    return broker.call(RequestCode.SEND_MESSAGE_V2, sent | changes, b"hello")
 
 
 def stored(group: FakeGroup, topic: str, queue_id: int, offset: int = 0) -> Record:
