@@ -242,6 +242,10 @@ async def _run_parts(
         """Return the used part of what is used and available, as `df` counts it."""
         return 1.0 - disk.free_bytes(root) / disk.total_bytes(root)
 
+    def lacks_segment() -> bool:
+        # A file system that takes space for itself has less than it states.
+        return group.store.lacks_space or not group.store.fits_segment
+
     retention = RetentionService(
         group,
         lambda: group.store.log,
@@ -260,8 +264,10 @@ async def _run_parts(
             disk_ratio,
             lambda: (disk.total_bytes(root), disk.free_bytes(root)),
             retention.expire_soon,
+            lacks_segment,
         ),
     )
+    group.status_parts.append(processors.space.status)
     retention.is_deleting = processors.topics.is_deleting
     schedule = ScheduleMessageService(
         group,

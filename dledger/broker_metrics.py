@@ -349,6 +349,11 @@ class BrokerMetrics:
             "Used part of the file system that holds the log, 0 to 1, as df counts it.",
             self._processors.space.ratio,
         )
+        yield _gauge(
+            "dledger_disk_full",
+            "1 while the disk has too little space left: a leader refuses sends.",
+            int(self._processors.space.is_full),
+        )
         yield (
             Family(
                 "dledger_retention_bytes_total",

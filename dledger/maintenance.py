@@ -94,13 +94,13 @@ class Maintenance:
         while True:
             await self.reserve_wake.wait()
             if self._store.log.allocator.needs_reserve:
+                lacked_space = self._store.lacks_space
                 try:
                     async with self._store_lock:
-                        await self._executor.run(
-                            self._store.log.allocator.reserve_next, kind="reserve"
-                        )
+                        await self._executor.run(self._store.reserve, kind="reserve")
                 except DiskFullError as error:
-                    log.error("no_space_for_next_segment", error=str(error))
+                    if not lacked_space:  # once for each time without
+                        log.error("no_space_for_next_segment", error=str(error))
                     await self._clock.sleep(self._settings.checkpoint_interval_ms / 1000)
                     self.reserve_wake.set()
             self._kick()  # what met a log that was being enlarged is sealed now

@@ -91,6 +91,7 @@ class ReplicaStore:
         self._disk = disk
         disk.make_dir(settings.path_root_dir)
         self._lock: Lock = disk.lock(self.paths.lock)
+        self.lacks_space = False
         self._abort = AbortFile(disk, self.paths.abort)
         self.unclean = self._abort.exists()
         self._mark_slots = SlotFile(disk, self.paths.commit_mark)
@@ -386,11 +387,33 @@ class ReplicaStore:
         if drop.size_bytes:
             self.derived.delete_before(drop.anchor, self.tables)
 
+    @property
+    def fits_segment(self) -> bool:
+        """Whether the disk has space for one more segment of the log."""
+        settings = self.settings
+        free_bytes = self._disk.free_bytes(settings.path_root_dir)
+        return free_bytes >= settings.mapped_file_size_commit_log
+
+    def reserve(self) -> None:
+        """Allocate ahead of the log's end. Blocking; may run in a worker thread.
+
+        Raises DiskFullError, FlushFailedError: as `Allocator.reserve_next`; see `lacks_space`.
+        """
+        allocator = self.log.allocator
+        self.lacks_space = not (allocator.has_reserve or self.fits_segment)
+        if self.lacks_space:  # trying would fill the disk for a moment
+            raise DiskFullError("less space is left on the disk than a segment takes")
+        try:
+            allocator.reserve_next()
+        except DiskFullError:
+            self.lacks_space = True
+            raise
+
     def _reserve(self) -> None:
         if not self.log.allocator.needs_reserve:
             return
         try:
-            self.log.allocator.reserve_next()
+            self.reserve()
         except DiskFullError as error:
             if not self.log.last_index:
                 raise

@@ -139,6 +139,7 @@ class LogFolder:
 
     Attributes:
         disk_ratio: Used part of the file system, 0 to 1.
+        lacks_segment: Whether it has less space than a segment takes.
         expire_soon: Lets expired segments go at the next check; its argument names the account and
             host of the request.
     """
@@ -146,6 +147,7 @@ class LogFolder:
     disk_ratio: Callable[[], float] = lambda: 0.0
     disk_bytes: Callable[[], tuple[int, int]] = lambda: (0, 0)
     expire_soon: Callable[[str], None] = lambda _asked_by: None
+    lacks_segment: Callable[[], bool] = lambda: False
 
 
 class BrokerProcessors:
@@ -176,7 +178,7 @@ class BrokerProcessors:
         self.throughput = Throughput(clock, group.state)
         self._filters = PropertyFilters(settings)
         self.timer_claims = TimerClaims(group)
-        self.space = DiskSpace(folder.disk_ratio, settings.store)
+        self.space = DiskSpace(folder.disk_ratio, settings.store, folder.lacks_segment)
         self.transactions = TransactionDecisions(group, topics)
         self._destinations = Destinations(group, topics, settings, self.space, seams.rng)
         checks = PullChecks(

@@ -5,8 +5,9 @@ deleted. Names that exist already are never refused. The leader counts what it s
 a new leader has counted nothing yet. Administrators and requests without an account are bounded by
 the limits of the broker alone.
 
-Disk space is measured every second, on every role. Above the warning level a leader refuses sends
-and takes what the group itself has to write. Below it again it takes sends, by itself.
+Disk space is measured every second, on every role. Above the warning level, or with less than a
+segment left, a leader refuses sends and takes what the group itself has to write. Below it again it
+takes sends, by itself.
 
 Spec: docs/internals/protocol/store.md, section 12.
 """
@@ -131,9 +132,16 @@ class DiskSpace:
 
     _disk_ratio: Callable[[], float]
     _settings: StoreTable
+    _lacks_segment: Callable[[], bool] = lambda: False
+    """Whether the disk has less than a segment of the log left."""
     ratio: float = 0.0
-    is_full: bool = False
-    """Whether sends are to be refused."""
+    reason: str = ""
+    """Why sends are to be refused; empty: they are not."""
+
+    @property
+    def is_full(self) -> bool:
+        """Whether sends are to be refused."""
+        return self.reason != ""
 
     @property
     def warning_ratio(self) -> float:
@@ -143,17 +151,23 @@ class DiskSpace:
     def measure(self) -> None:
         """Measure the disk; to be called once a second."""
         self.ratio = self._disk_ratio()
-        is_full = self.ratio >= self.warning_ratio
-        if is_full != self.is_full:
-            self.is_full = is_full
-            if is_full:
-                log.error("disk_full", used_ratio=round(self.ratio, 4))
-            else:
-                log.info("disk_has_space", used_ratio=round(self.ratio, 4))
+        was_full, self.reason = self.is_full, ""
+        if self.ratio >= self.warning_ratio:
+            self.reason = (
+                f"the disk is {self.ratio:.0%} full, sends are refused from"
+                f" {self.warning_ratio:.0%} on (diskSpaceWarningLevelRatio)"
+            )
+        elif self._lacks_segment():
+            self.reason = "less space is left on the disk than a segment takes, sends are refused"
+        if self.is_full and not was_full:
+            log.error("disk_full", used_ratio=round(self.ratio, 4), reason=self.reason)
+        elif was_full and not self.is_full:
+            log.info("disk_has_space", used_ratio=round(self.ratio, 4))
+
+    def status(self) -> Mapping[str, str]:
+        """Return what `dledger raft status` shows of it."""
+        return {"disk_full": self.reason}
 
     def full_error(self) -> DiskFullError:
         """Return the error for a send that is refused: nothing was stored, later it may be."""
-        return DiskFullError(
-            f"the disk is {self.ratio:.0%} full, sends are refused from {self.warning_ratio:.0%} "
-            "on (diskSpaceWarningLevelRatio); nothing was stored"
-        )
+        return DiskFullError(f"{self.reason}; nothing was stored, later it may be")

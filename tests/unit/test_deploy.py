@@ -59,7 +59,7 @@ def test_every_alert_has_a_section_that_helps() -> None:
     page = (ROOT / "docs" / "operate" / "alerts.md").read_text()
     sections = re.findall(r"^## (\w+)$", page, re.MULTILINE)
     assert [rule["alert"] for rule in alerts()] == [f"Dledger{name}" for name in sections]
-    assert [rule["annotations"]["runbook"] for rule in alerts()] == [
+    assert [rule["annotations"]["runbook_url"] for rule in alerts()] == [
         f"docs/operate/alerts.md#{name.lower()}" for name in sections
     ]
 
@@ -70,6 +70,18 @@ def test_prometheus_takes_configuration_and_rules() -> None:
     assert config["rule_files"] == ["alerts.yml"]
     run_if_here("promtool", "check", "rules", str(folder / "alerts.yml"))
     run_if_here("promtool", "check", "config", str(folder / "prometheus.yml"))
+
+
+def test_every_alert_fires_where_it_must() -> None:
+    cases = yaml.safe_load((DEPLOY / "prometheus" / "alerts_test.yml").read_text())["tests"]
+    fired = {
+        asked["alertname"]
+        for case in cases
+        for asked in case["alert_rule_test"]
+        if asked["exp_alerts"]
+    }
+    assert fired == {rule["alert"] for rule in alerts()}
+    run_if_here("promtool", "test", "rules", str(DEPLOY / "prometheus" / "alerts_test.yml"))
 
 
 def test_panels_of_the_board_do_not_overlap() -> None:

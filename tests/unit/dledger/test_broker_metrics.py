@@ -179,6 +179,7 @@ def test_raft_metrics_carry_the_members_name(watched: Watched) -> None:
         "dledger_transactions_given_up_total": 0,
         "dledger_expired_messages_total": 0,
         "dledger_disk_used_ratio": 0,
+        "dledger_disk_full": 0,
         "dledger_listener_failures_total": 0,
         "dledger_connections": 0,
         "dledger_connections_refused_total": 0,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import structlog.testing
 import trio
 
 from dledger.commitlog.errors import DiskFullError
@@ -41,10 +42,24 @@ async def test_disk_is_full_from_the_warning_level_on(
 
 
 def test_error_names_not_stored() -> None:
-    error = DiskSpace(lambda: 1.0, StoreTable()).full_error()
+    space = DiskSpace(lambda: 1.0, StoreTable())
+    space.measure()
+    error = space.full_error()
     assert isinstance(error, DiskFullError)
     assert (error.outcome, error.retriable) == ("not_stored", True)
     assert "diskSpaceWarningLevelRatio" in str(error)
+
+
+def test_less_than_a_segment_left_is_one_state_with_one_reason() -> None:
+    lacks = True
+    space = DiskSpace(lambda: 0.5, StoreTable(), lambda: lacks)
+    with structlog.testing.capture_logs() as lines:
+        for lacks in (True, True, False, False):
+            space.measure()
+            assert space.is_full is lacks
+            assert ("less space is left on the disk than a segment" in space.reason) is lacks
+            assert space.status() == {"disk_full": space.reason}
+    assert [line["event"] for line in lines] == ["disk_full", "disk_has_space"]
 
 
 @pytest.mark.parametrize("code", [RequestCode.SEND_MESSAGE_V2, RequestCode.CONSUMER_SEND_MSG_BACK])
@@ -60,12 +75,12 @@ def test_sends_are_refused_with_code_14_while_it_is_full(
         if code == RequestCode.SEND_MESSAGE_V2
         else {"offset": str(int(unit["phy_offset"])), "group": "g", "delayLevel": "0"}
     )
-    broker.processors.space.is_full = True
+    broker.processors.space.reason = "the disk is full"
     end = group.log.end_position
     refused = broker.call(code, dict(fields), b"hello")
     assert (refused.code, refused.ext["outcome"], refused.ext["retriable"]) == (
         14, "not_stored", "true",
     )  # fmt: skip
     assert group.log.end_position == end
-    broker.processors.space.is_full = False
+    broker.processors.space.reason = ""
     assert broker.call(code, dict(fields), b"hello").code == 0
