@@ -33,7 +33,7 @@ from dledger.remoting.log import LogForm
 from dledger.remoting.machine import DescriptorShares, raise_open_files, share_descriptors
 from dledger.remoting.seams import Clock, Network
 from dledger.remoting.service_manager import ServiceManager
-from dledger.settings.config import BrokerConfig, load_config
+from dledger.settings.config import BrokerConfig, load_config, with_stored_sizes
 from dledger.settings.schema import ConfigFile, settings_text
 
 app = App(name="broker", help="Run one broker, a member of its group.", backend="trio")
@@ -120,6 +120,7 @@ async def serve_process(
     )
     from dledger.remoting.tcp import TcpNetwork
 
+    config = with_stored_sizes(config, OsDisk())
     begin_log(config, log_level, log_form, node_id=config.raft.self_id, group=config.raft.group)
     log_settings(config)
     config, shares = _share_descriptors(await _with_addresses(config))

@@ -11,7 +11,7 @@ import os
 import signal
 import tomllib
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,10 @@ from dledger.cli.commands import open_admin
 from dledger.cli.fork_server import Child, start_child
 from dledger.cli.ports import free_ports, is_free
 from dledger.cli.secret_file import make_secret
+from dledger.commitlog.disk import OsDisk
+from dledger.commitlog.errors import StoreLockedError
 from dledger.output import CliError, ExitCode
+from dledger.settings.config import stored_sizes
 
 HEALTHY_TIMEOUT_S = 60.0
 """Seven interpreters on a busy machine take half a minute to start; an election a second or two."""
@@ -112,6 +115,12 @@ class Node:
             return ""
         lines = self.log_path.read_text(errors="replace").splitlines()
         return " | ".join(lines[-count:])
+
+    @property
+    def failure(self) -> str:
+        """What it printed at its end for people; its last log line if that is nothing."""
+        printed = [line for line in self.last_log_lines(3).split(" | ") if not line.startswith("{")]
+        return " ".join(printed) or self.last_log_lines(1)
 
 
 @dataclass(slots=True)
@@ -326,7 +335,7 @@ class LocalCluster:
             code = node.process.poll() if node.process is not None else None
             if code is not None and code >= 0:
                 raise CliError(
-                    f"{node.name} ended with status {code}: {node.last_log_lines(2)}",
+                    f"{node.name} ended with status {code}: {node.failure}",
                     next_step=f"see {node.log_path}",
                 )
 
@@ -433,6 +442,9 @@ def _lay_out_group(
     if not secret.exists():
         make_secret(secret)
     peers = ";".join(f"n{place}-127.0.0.1:{ports[2 * place + 1]}" for place in range(len(names)))
+    # Of an earlier cluster, or of a restored member: the others have to be as it is.
+    found = (stored_sizes(OsDisk(), str(folder / name / "store")) for name in names)
+    sizes = next(filter(None, found), {})
     for place, name in enumerate(names):
         store = folder / name / "store"
         values: dict[str, object] = {
@@ -447,6 +459,7 @@ def _lay_out_group(
             "raft.peers": peers,
             "raft.secret_file": str(secret),
             **settings,
+            **sizes,
         }
         config_path = folder / f"{name}.toml"
         config_path.write_text(settings_document(values))
@@ -459,6 +472,26 @@ def _lay_out_group(
             config_path=config_path,
             group=group,
         )
+
+
+@contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Keep other clusters out of *folder* while the block runs.
+
+    Raises CliError: one is there; none of its files was touched.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        lock = OsDisk().lock(str(folder / "lock"))
+    except StoreLockedError:
+        raise CliError(
+            f"a cluster runs in {folder} already; none of its files was touched",
+            next_step="stop it, or take another folder",
+        ) from None
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def _ports_before(folder: Path, names: Sequence[str]) -> list[int] | None:
@@ -494,25 +527,27 @@ async def local_cluster(
         wait: Enter only when the cluster is healthy.
         progress: Called with a few words: what is being waited for.
     Raises:
-        CliError: It did not become healthy; the message names the reason and the log files.
+        CliError: Another cluster runs in *folder*; or it did not become healthy; the message names
+            the reason and the log files.
     Cancellation: The processes are stopped cleanly first.
     """
-    cluster = lay_out(
-        folder, brokers=brokers, settings=settings, ports=ports, groups=groups, proxies=proxies
-    )
-    try:
-        if progress:
-            progress(f"starting a NameServer and {len(cluster.brokers)} brokers in {folder}")
-        for node in cluster.nodes:
-            await cluster.start(node.name)
-        if wait:
-            leader = await cluster.wait_healthy()
-            await cluster.wait_proxies()
+    with held(folder):
+        cluster = lay_out(
+            folder, brokers=brokers, settings=settings, ports=ports, groups=groups, proxies=proxies
+        )
+        try:
             if progress:
-                progress(f"healthy; {leader} leads")
-        yield cluster
-    finally:
-        await cluster.stop_all()
+                progress(f"starting a NameServer and {len(cluster.brokers)} brokers in {folder}")
+            for node in cluster.nodes:
+                await cluster.start(node.name)
+            if wait:
+                leader = await cluster.wait_healthy()
+                await cluster.wait_proxies()
+                if progress:
+                    progress(f"healthy; {leader} leads")
+            yield cluster
+        finally:
+            await cluster.stop_all()
 
 
 def _toml(value: object) -> str:

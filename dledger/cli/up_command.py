@@ -61,6 +61,7 @@ async def up(
 
     from dledger.cli.local_cluster import MAX_GROUPS, local_cluster
     from dledger.cli.ports import free_ports, is_free
+    from dledger.settings.config import SEGMENT_SIZE
 
     if not 1 <= brokers <= 5:
         raise CliError("--brokers: from 1 to 5", exit_code=ExitCode.USAGE)
@@ -84,7 +85,7 @@ async def up(
             brokers=brokers,
             groups=groups,
             ports=ports,
-            settings={"store.mapped_file_size_commit_log": SEGMENT_BYTES},
+            settings={SEGMENT_SIZE: SEGMENT_BYTES},
             progress=note,
             proxies=proxies,
         ) as cluster:

@@ -13,10 +13,21 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Final
 
 from dledger.commitlog.errors import ConfigError
+from dledger.commitlog.seams import Disk
+from dledger.commitlog.segment import read_format
+from dledger.commitlog.store_paths import StorePaths
 from dledger.raft.wire import is_host, is_name
 from dledger.remoting.access.gate import is_loopback
 from dledger.remoting.properties import comment_hint
-from dledger.settings.schema import Config, ConfigFile, Place, Schema, SettingsReader, refuse
+from dledger.settings.schema import (
+    DEFAULT_SOURCE,
+    Config,
+    ConfigFile,
+    Place,
+    Schema,
+    SettingsReader,
+    refuse,
+)
 from dledger.settings.tables import (
     DEFAULT_METRICS_PORT,
     DEFAULT_PEER_PORT,
@@ -50,8 +61,31 @@ GROUP_SIZE_MAX: Final = 5
 FAST_PORT_DISTANCE: Final = 2
 """RocketMQ's clients find the VIP channel so far below the port they know."""
 
+SEGMENT_SIZE: Final = "store.mapped_file_size_commit_log"
+
 RECORD_OVERHEAD_BYTES: Final = 40 * KIB
 """Headers and up to 32 KiB of properties around the largest body."""
+
+
+def stored_sizes(disk: Disk, root: str) -> dict[str, int]:
+    """Return the settings that the store in *root* was made with; none where there is no store.
+
+    Raises CorruptStoreError, ForeignStoreError: as opening the store does.
+    """
+    paths = StorePaths(root)
+    if not disk.exists(paths.format):
+        return {}
+    return {SEGMENT_SIZE: read_format(disk, paths).segment_bytes}
+
+
+def with_stored_sizes(config: BrokerConfig, disk: Disk) -> BrokerConfig:
+    """Return *config* with what its store was made with where that is not set.
+
+    Raises CorruptStoreError, ForeignStoreError: as opening the store does.
+    """
+    if config.sources.get(SEGMENT_SIZE, DEFAULT_SOURCE) != DEFAULT_SOURCE:
+        return config
+    return config.with_values(stored_sizes(disk, config.store.path_root_dir), "the store")
 
 
 @dataclass(frozen=True, slots=True)

@@ -381,7 +381,7 @@ class StoreTable:
     )
     mapped_file_size_commit_log: int = setting(
         GIB,
-        "Bytes of one log segment.",
+        "Bytes of one log segment. Where it is not set, a store keeps those it was made with.",
         "mappedFileSizeCommitLog",
         "mapedFileSizeCommitLog",
         within=(64 * KIB, 2 * GIB),
