@@ -438,6 +438,7 @@ class BlockingAdmin(_Face[Admin]):
     """`Admin` for blocking callers."""
 
     create_topic = called(Admin.create_topic)
+    topic_config = called(Admin.topic_config)
     topic_list = called(Admin.topic_list)
     offsets = called(Admin.offsets)
     view_message = called(Admin.view_message)

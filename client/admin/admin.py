@@ -16,6 +16,7 @@ from dledger.client.admin.leader_asks import ADMIN_TIMEOUT_S, LEADER_WAIT_S, che
 from dledger.client.admin.messages import DeadLetters, MessageQueries
 from dledger.client.core.errors import (
     ClientError,
+    ConfirmationNeededError,
     NoNameServerError,
     NoRouteError,
     RequestFailedError,
@@ -36,7 +37,7 @@ from dledger.remoting.protocol.headers import (
     GetConsumeStatsHeader,
     TopicHeader,
 )
-from dledger.remoting.protocol.own_fields import CONFIRMED_FIELD
+from dledger.remoting.protocol.own_fields import CONFIRMED_FIELD, Unreadable
 
 ROUTE_POLL_S: Final = 0.02
 CHANGE_TIMEOUT_S: Final = 20.0
@@ -51,7 +52,8 @@ class GroupHealth:
 
     Attributes:
         broker_name: The group.
-        healthy: One member leads and serves in the newest term and every member answers.
+        healthy: One member leads and serves in the newest term, every member answers and has space
+            on its disk.
         leader: Address of the leader, or None.
         term: Newest term any member reports; -1 when none answered.
         reasons: Why it is not healthy.
@@ -76,6 +78,9 @@ def judge_group(broker_name: str, members: Mapping[str, Mapping[str, Any] | None
         if said.get("serving") and int(said.get("term", -1)) == term
     ]
     reasons = [f"{address} does not answer" for address in members if address not in answered]
+    reasons += [
+        f"{at}: {said['disk_full']}" for at, said in answered.items() if said.get("disk_full")
+    ]
     if not leaders:
         reasons.append("no leader")
     return GroupHealth(
@@ -180,6 +185,8 @@ class Admin(DaemonQueries, GroupAdmin, MessageQueries, DeadLetters, AccessAdmin)
     ) -> list[str]:
         """Create *topic*, or change it where it exists; returns when each leader has stored it.
 
+        `topic_config` shows how it is where it exists.
+
         Args:
             topic: Name.
             queue_nums: Queues per broker group for writing, and for reading unless given.
@@ -188,7 +195,8 @@ class Admin(DaemonQueries, GroupAdmin, MessageQueries, DeadLetters, AccessAdmin)
             order: Marks the topic as ordered.
             attributes: Set on the topic, e.g. ``message.type``; None as a value removes one.
             broker_names: Which groups; None: all the NameServer knows.
-            gives_up_messages: A shorter ``retention.ms`` may take messages that are kept now.
+            gives_up_messages: A shorter ``retention.ms`` may take messages that are kept now, and
+                fewer queues for reading may leave some that cannot be read.
         Returns:
             The names of the groups that have it now; the NameServer in use lists them, too,
             unless it took longer than `LEADER_WAIT_S`.
@@ -197,10 +205,16 @@ class Admin(DaemonQueries, GroupAdmin, MessageQueries, DeadLetters, AccessAdmin)
             ConfirmationNeededError: Messages would go, and *gives_up_messages* is false.
             NoRouteError: No group has a leader, nor gets one within `LEADER_WAIT_S`.
         """
+        if read_queue_nums is None:
+            read_queue_nums = queue_nums
+        if not gives_up_messages:
+            leading = await self._leading()
+            for name in leading if broker_names is None else broker_names:
+                await self._keep_readable(topic, name, read_queue_nums)
         header = CreateTopicHeader(
             topic=topic,
             default_topic="TBW102",
-            read_queue_nums=queue_nums if read_queue_nums is None else read_queue_nums,
+            read_queue_nums=read_queue_nums,
             write_queue_nums=queue_nums,
             perm=perm,
             topic_filter_type="SINGLE_TAG",
@@ -276,6 +290,41 @@ class Admin(DaemonQueries, GroupAdmin, MessageQueries, DeadLetters, AccessAdmin)
         checked(answer, f"topics of {broker_name}")
         return dict(TopicConfigSerializeWrapper.decode(answer.body).topic_config_table)
 
+    async def topic_config(self, topic: str, broker_name: str) -> TopicConfig | None:
+        """Return how one group has *topic*; None: it does not.
+
+        Raises:
+            RequestFailedError: It refuses.
+            BrokerUnreachableError: Its leader does not answer.
+        """
+        code = RequestCode.GET_TOPIC_CONFIG
+        answer = await self._instance.ask_leader(
+            broker_name, code, {"topic": topic}, topic="TBW102"
+        )
+        if answer.code in (ResponseCode.TOPIC_NOT_EXIST, ResponseCode.REQUEST_CODE_NOT_SUPPORTED):
+            return None  # the latter from RocketMQ 4
+        return TopicConfig.decode(checked(answer, f"{topic} in {broker_name}").body)
+
+    async def _keep_readable(self, topic: str, broker_name: str, read_queue_nums: int) -> None:
+        """Refuse to take queues for reading away that hold messages."""
+        config = await self.topic_config(topic, broker_name)
+        if config is None or read_queue_nums >= config.read_queue_nums:
+            return
+        held = sum(
+            end - first
+            for queue, (first, end) in (await self.offsets(topic)).items()
+            if queue.broker_name == broker_name and queue.queue_id >= read_queue_nums
+        )
+        if held:
+            change = f"{topic}: {read_queue_nums} queues for reading (now {config.read_queue_nums})"
+            lost = Unreadable(change=change, messages={topic: held})
+            raise ConfirmationNeededError(
+                f"{broker_name}: {lost}; nothing was changed",
+                code=ResponseCode.NO_PERMISSION,
+                remark=str(lost),
+                given_up=lost,
+            )
+
     async def change_topic(
         self,
         topic: str,
@@ -288,7 +337,7 @@ class Admin(DaemonQueries, GroupAdmin, MessageQueries, DeadLetters, AccessAdmin)
 
         Args:
             changes: Fields of the request that creates a topic, e.g. ``{"perm": "4"}``.
-            gives_up_messages: A shorter ``retention.ms`` may take messages that are kept now.
+            gives_up_messages: As for `create_topic`.
         Raises:
             ConfirmationNeededError: Messages would go, and *gives_up_messages* is false.
             RequestFailedError: The group has no such topic, or refuses.
@@ -298,6 +347,8 @@ class Admin(DaemonQueries, GroupAdmin, MessageQueries, DeadLetters, AccessAdmin)
             broker_name, RequestCode.GET_TOPIC_CONFIG, {"topic": topic}, topic
         )
         config = TopicConfig.decode(answer.body)
+        if "readQueueNums" in changes and not gives_up_messages:
+            await self._keep_readable(topic, broker_name, int(changes["readQueueNums"]))
         header = CreateTopicHeader(
             topic=topic,
             default_topic="TBW102",

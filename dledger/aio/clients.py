@@ -506,6 +506,7 @@ class Admin(Face[admin.Admin]):
     delete_topic = carried(admin.Admin.delete_topic)
     topic_list = carried(admin.Admin.topic_list)
     topic_route = carried(admin.Admin.topic_route)
+    topic_config = carried(admin.Admin.topic_config)
     topic_configs = carried(admin.Admin.topic_configs)
     set_topic_perm = carried(admin.Admin.set_topic_perm)
     subscription_groups = carried(admin.Admin.subscription_groups)

@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 
 _UNIT_MS: Final = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
+TYPE: Final = "message.type"
+"""Attribute of a topic: which messages a proxy takes for it."""
+
 PERMISSIONS: Final = {"r": 4, "w": 2, "rw": 6, "none": 0}
 
 
@@ -158,6 +161,10 @@ async def create(
     *,
     queues: Annotated[int, Parameter(help="Read and write queues.")] = 4,
     permission: Annotated[str, Parameter(help="r, w or rw.")] = "rw",
+    type_: Annotated[
+        str | None,
+        Parameter(name="--type", help="NORMAL, FIFO, DELAY, TRANSACTION or MIXED: message.type."),
+    ] = None,
     cluster: Annotated[str | None, Parameter(help="Cluster; all brokers otherwise.")] = None,
     broker: Annotated[
         tuple[str, ...] | None, Parameter(help="Broker group, may be repeated; all otherwise.")
@@ -165,15 +172,33 @@ async def create(
     namesrv: Namesrv = DEFAULT_NAMESRV,
     output: Output = "table",
 ) -> None:
-    """Create a topic in every broker group, or change it."""
+    """Create a topic in every broker group; where it exists it has to be the same.
+
+    A topic that exists is changed by `dledger topic update`.
+    """
     if permission not in PERMISSIONS or queues < 1:
         raise CliError("--permission is r, w or rw; --queues at least 1", exit_code=ExitCode.USAGE)
+    wanted = (queues, queues, PERMISSIONS[permission])
     async with open_admin(namesrv) as admin:
+        groups = await groups_of(admin, cluster, broker)
+        for name in groups:
+            config = await admin.topic_config(topic, name)
+            if config is not None and (
+                (config.read_queue_nums, config.write_queue_nums, config.perm) != wanted
+                or (type_ or config.attributes.get(TYPE)) != config.attributes.get(TYPE)
+            ):
+                raise CliError(
+                    f"{name} has a topic {topic} already, with {config.write_queue_nums} queues to"
+                    f" write, {config.read_queue_nums} to read, {permission_text(config.perm)} and"
+                    f" {TYPE} {config.attributes.get(TYPE, 'none')}; nothing was changed",
+                    next_step=f"dledger topic update {topic} changes it",
+                )
         names = await admin.create_topic(
             topic,
             queue_nums=queues,
             perm=PERMISSIONS[permission],
-            broker_names=await groups_of(admin, cluster, broker),
+            attributes=None if type_ is None else {TYPE: type_},
+            broker_names=groups,
         )
     found = {"topic": topic, "queues": queues, "brokers": names}
     answer(output, found, f"{topic}: {queues} queues in {', '.join(names)}")
@@ -306,7 +331,8 @@ async def update(
 ) -> None:
     """Change what is given of a topic, and nothing else of it.
 
-    Where messages would be removed, they are counted first, and --yes is needed.
+    Where messages would be removed, or stand in queues that nothing reads then, they are counted
+    first, and --yes is needed.
     """
     changes = topic_changes(queues, read_queues, write_queues, permission, attribute or ())
     await _change_groups(namesrv, topic, changes, broker, yes, output)

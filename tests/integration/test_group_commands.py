@@ -20,6 +20,7 @@ from dledger.client.blocking import BlockingClient
 from dledger.client.consumer.config import PushConfig
 from dledger.client.consumer.listener import ConsumeContext, DeliveredMessage
 from dledger.client.consumer.offsets import FROM_FIRST
+from dledger.client.core.errors import ConfirmationNeededError
 from dledger.client.core.message import Message
 from dledger.testing.embedded_broker import EmbeddedBroker
 
@@ -287,6 +288,25 @@ def test_read_only_topic_takes_no_message(broker: EmbeddedBroker, shell: Shell) 
     shell.run("send", "-t", "closing", "x")
     assert "r, w, rw or none" in shell.run("topic", "perm", "closing", "rwx", status=2)[1]
     assert "no route" in shell.run("topic", "perm", "nowhere", "r", status=1)[1]
+
+
+def test_create_shrinks_no_topic_and_update_asks(broker: EmbeddedBroker, shell: Shell) -> None:
+    shell.run("topic", "create", "grown", "--queues", "4", "--type", "NORMAL")
+    for number in range(8):
+        shell.run("send", "-t", "grown", "--queue", str(number % 4), "x")
+    shrinks = pytest.raises(ConfirmationNeededError, match="leaves 4 messages that nothing reads")
+    with BlockingClient(broker.name_server_addr) as client, shrinks:
+        client.admin().create_topic("grown", queue_nums=2)
+    shell.run("topic", "create", "grown", "--queues", "4")  # as it is
+    for other in (("--queues", "2"), ("--permission", "r"), ("--type", "FIFO")):
+        err = shell.run("topic", "create", "grown", *other, status=1)[1]
+        assert "with 4 queues to write, 4 to read, RW- and message.type NORMAL; nothing" in err
+        assert "dledger topic update grown" in err
+    unread = shell.json("topic", "update", "grown", "--queues", "1")["broker-a"]
+    assert unread["messages"] == {"grown": 6}
+    assert len(shell.json("topic", "info", "grown")["queues"]) == 4
+    shell.run("topic", "update", "grown", "--queues", "1", "--yes")
+    assert len(shell.json("topic", "info", "grown")["queues"]) == 1
 
 
 def test_debug_bundle_holds_its_list_and_no_secret(
