@@ -171,9 +171,9 @@ async def add(
         raise CliError(f"{file}: account {name} exists already", next_step="dledger acl grant")
     given = _secret(secret_file, secret_stdin)
     secret = secrets.token_urlsafe(SECRET_BYTES) if given is None else given
-    if min(len(name), len(secret)) < KEY_LENGTH_MIN:
+    if not name or len(secret) < KEY_LENGTH_MIN:
         raise CliError(
-            f"access key and secret key have at least {KEY_LENGTH_MIN} characters",
+            f"an account has a name, and a secret key of at least {KEY_LENGTH_MIN} characters",
             exit_code=ExitCode.USAGE,
         )
     account = Account(

@@ -1,7 +1,7 @@
 """What a client is asked to do: its settings, completed by what brokers and the proxy know. Pure.
 
-Retries of a group follow its policy; a group without one has the delays of RocketMQ's classic
-consumers, the first after 10 s.
+Retries of a group follow its policy; a group without one has the delays that RocketMQ's proxy
+states, the first after 1 s.
 """
 
 from __future__ import annotations
@@ -25,8 +25,7 @@ RECEIVE_BATCH_SIZE: Final = 32
 LONG_POLLING_MS: Final = 20_000
 
 RETRY_DELAYS_MS: Final = tuple(
-    1000 * seconds
-    for seconds in (10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200)
+    1000 * seconds for seconds in (1, 5, 10, 30, *range(60, 601, 60), 1200, 1800, 3600, 7200)
 )
 
 ATTEMPTS_MAX: Final = (1 << 31) - 1

@@ -90,11 +90,10 @@ def checked(config: AccountConfig) -> AccountConfig:
 
     Raises ValueError: it cannot be an account; shows no secret.
     """
-    if min(len(config.access_key), len(config.secret_key)) < KEY_LENGTH_MIN:
-        raise ValueError(
-            f"access key and secret key have at least {KEY_LENGTH_MIN} characters each"
-        )
-    if not config.access_key.isprintable() or config.access_key != config.access_key.strip():
+    if len(config.secret_key) < KEY_LENGTH_MIN:
+        raise ValueError(f"a secret key has at least {KEY_LENGTH_MIN} characters")
+    name = config.access_key
+    if not name or not name.isprintable() or name != name.strip():
         raise ValueError("an access key has printable characters, and no space at its ends")
     size = len(cbor2.dumps(plain(config)))
     if size > ACCOUNT_BYTES_MAX:

@@ -250,10 +250,10 @@ def _account(
     groups: dict[str, Permission],
 ) -> Account:
     secret = fields.get("secret_key")
-    if not isinstance(secret, str) or min(len(secret), len(name)) < KEY_LENGTH_MIN:
+    if not name or not isinstance(secret, str) or len(secret) < KEY_LENGTH_MIN:
         raise ConfigError(
-            f"account {name}: access key and secret key are texts of at least"
-            f" {KEY_LENGTH_MIN} characters"
+            f"account {name}: it has a name, and a secret key of at least {KEY_LENGTH_MIN}"
+            " characters"
         )
     # A group is its retry topic in RocketMQ: a line about one is a line about the other.
     for topic in [topic for topic in topics if topic.startswith(RETRY_PREFIX)]:

@@ -145,7 +145,7 @@ def _ranges(text: str, shown: str) -> _Ranges:
 RETRY_PREFIX: Final = "%RETRY%"
 
 KEY_LENGTH_MIN: Final = 7
-"""Characters of an access key and of a secret key: RocketMQ takes no shorter ones."""
+"""Characters of a secret key. RocketMQ's ACL 1.0 wants as many of an access key."""
 
 
 class Permission(Flag):

@@ -95,7 +95,7 @@ def test_acl_check_shows_the_decision(
     ("tokens", "status", "text"),
     [
         (["add", "order-service"], 1, "account order-service exists already"),
-        (["add", "short"], 2, "at least 7 characters"),
+        (["add", ""], 2, "has a name"),
         (["add", "someone-else", "--topic", "T"], 2, "'T' is not NAME=PERMISSION"),
         (["add", "someone-else", "--topic", "T=WRITE"], 2, "is not DENY, PUB, SUB or PUB|SUB"),
         (["add", "someone-else", "--white", "10.0.0"], 2, "--white: '10.0.0' is not an address"),

@@ -90,10 +90,14 @@ def test_an_account_config_that_cannot_be_is_refused(fields: dict[str, str], why
     assert SECRET not in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["short", " order-service", "order\nservice"])
+@pytest.mark.parametrize("name", ["", " order-service", "order\nservice"])
 def test_a_name_that_cannot_be_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match="access key"):
         created(None, name, UserInfo(password=SECRET))
+
+
+def test_a_user_may_have_a_short_name() -> None:
+    assert created(None, "al", UserInfo(password=SECRET)).access_key == "al"
 
 
 def test_a_user_is_made_once() -> None:

@@ -115,7 +115,7 @@ SECRET = 'secret_key = "do-not-show-me"\n'
         (f"[accounts.someone]\n{SECRET}topics = {{ T = 'PUP' }}\n", "topics.T = 'PUP'"),
         (f"[accounts.someone]\n{SECRET}topics = ['T=PUB']\n", "expected a table"),
         (f"[accounts.someone]\n{SECRET}white_address = '1.2.3'\n", "not an address"),
-        (f"[accounts.short]\n{SECRET}", "at least 7 characters"),
+        (f'[accounts.""]\n{SECRET}', "it has a name"),
         ("[accounts.someone]\nsecret_key = 12345678\n", "at least 7 characters"),
         ("[accounts.someone]\nsecret_key = 'short'\n", "at least 7 characters"),
         ("[accounts.someone]\n", "at least 7 characters"),
