@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Final
@@ -12,7 +12,7 @@ from typing_extensions import Buffer
 from dledger.client.admin.leader_asks import ADMIN_TIMEOUT_S, LeaderAsks, checked
 from dledger.client.consumer.pull_consumer import PullConsumer
 from dledger.client.core.errors import DamagedAnswerError, MessageIllegalError, OffsetIllegalError
-from dledger.client.core.message import Message
+from dledger.client.core.message import MAX_ID_CHARS, Message
 from dledger.client.core.message_ext import MessageExt
 from dledger.client.core.route import MessageQueue
 from dledger.client.producer.producer import Producer
@@ -80,11 +80,8 @@ class MessageQueries(LeaderAsks):
             RequestFailedError: There is none.
             BrokerUnreachableError: It cannot be asked.
         """
-        answer = await self._instance.ask(
-            address,
-            RequestCode.VIEW_MESSAGE_BY_ID,
-            dict(ViewMessageHeader(phy_offset).encode()),
-        )
+        header = dict(ViewMessageHeader(phy_offset).encode())
+        answer = await self._instance.ask(address, RequestCode.VIEW_MESSAGE_BY_ID, header)
         checked(answer, f"message at {phy_offset} of {address}")
         return MessageExt(memoryview(answer.body), 0)
 
@@ -109,9 +106,8 @@ class MessageQueries(LeaderAsks):
             RequestFailedError, BrokerUnreachableError: A leader does not say.
         """
         found = await self._query(topic, key, begin_ms, end_ms, max_messages, is_unique=False)
-        return [message for message in found if key in message.keys.split(KEY_SEPARATOR)][
-            -max_messages:
-        ]
+        found = [each for each in found if key in each.keys.split(KEY_SEPARATOR)]
+        return found[-max_messages:]
 
     async def query_unique_key(
         self, topic: str, message_id: str, *, begin_ms: int = 0, end_ms: int = ALWAYS_MS
@@ -292,10 +288,15 @@ class DeadLetterGroup:
     resent: int
 
 
+def times_given_back(retried: Iterable[MessageExt]) -> int:
+    """Return how often a dead letter was given back, of its copies in the retry topic. Pure."""
+    return sum(not copy.reconsume_times for copy in retried)
+
+
 def resend_copy(letter: MessageExt, group: str) -> Message:
     """Return the message that gives *letter* back to its group: to its retry topic, at once. Pure.
 
-    Body, tags, keys and the user's properties are kept; it is counted from zero again. The
+    Id, body, tags, keys and the user's properties are kept; it is counted from zero again. The
     consumer sees the topic it was first sent to.
     """
     found: Mapping[str, str] = letter.properties
@@ -310,6 +311,7 @@ def resend_copy(letter: MessageExt, group: str) -> Message:
         keys=letter.keys,
         properties=properties,
         flag=letter.flag,
+        message_id=letter.message_id if len(letter.message_id) <= MAX_ID_CHARS else "",
     )
 
 

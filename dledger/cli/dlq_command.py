@@ -62,12 +62,22 @@ async def show_(
     output: Output = "table",
 ) -> None:
     """Show the dead letters of a consumer group, oldest first."""
+    from dledger.client.admin.messages import times_given_back
+    from dledger.client.core.errors import NoRouteError
+
     rows = await _letters(group, namesrv, offset, max_)
+    async with open_admin(namesrv) as admin:
+        for row in rows:
+            try:
+                found = await admin.query_unique_key("%RETRY%" + group, row["message_id"])
+            except NoRouteError:
+                found = []
+            row["given_back"] = times_given_back(found)
     if output != "json":
         for row in rows:
             row["body"] = row["body"][:BODY_SHOWN_CHARS]
-    columns = ("broker", "queue", "offset", "origin_topic", "tries", "stored", "message_id", "body")
-    show(output, "", rows, columns)
+    columns = ("broker", "queue", "offset", "origin_topic", "tries", "given_back", "stored")
+    show(output, "", rows, (*columns, "message_id", "body"))
 
 
 @app.command

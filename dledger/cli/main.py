@@ -6,6 +6,7 @@ nothing imports upwards, and help loads none.
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 import shlex
@@ -451,7 +452,15 @@ def completion(
 
     bash: dledger completion bash > ~/.local/share/bash-completion/completions/dledger
     """
-    sys.stdout.write(build_app().generate_completion(prog_name="dledger", shell=shell))
+    app = _app("dledger", ABOUT)
+    for name, target, group, about in COMMANDS:
+        try:
+            importlib.import_module(target.partition(":")[0])
+        except ImportError:  # it needs an extra that is not installed: its name is all there is
+            app.command(App(name=name, help=about, group=group))
+        else:
+            app.command(target, name=name, help=about, group=group)
+    sys.stdout.write(app.generate_completion(prog_name="dledger", shell=shell))
     return ExitCode.OK
 
 

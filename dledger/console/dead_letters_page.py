@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from dledger.client.admin.admin import Admin
-from dledger.client.admin.messages import DEAD_LETTER_PREFIX
+from dledger.client.admin.messages import DEAD_LETTER_PREFIX, times_given_back
 from dledger.client.core.message_ext import MessageExt
 from dledger.client.core.route import MessageQueue
 from dledger.commitlog.properties import (
@@ -20,7 +20,7 @@ from dledger.commitlog.properties import (
 from dledger.console import texts
 from dledger.console.console import Console, Form, RefusedError, change
 from dledger.console.known import asking
-from dledger.console.messages_page import address_of, head_of
+from dledger.console.messages_page import address_of, head_of, or_none
 from dledger.console.paging import paged
 
 LETTERS_SHOWN: Final = 20
@@ -103,6 +103,14 @@ async def dead_letter_group(request: Request) -> Response:
     async with asking() as ask:
         letters = ask(read, "the letters", list[tuple[MessageQueue, MessageExt]]())
         counts = ask(partial(console.admin.dead_letter_group, name), "how many there are", None)
+    async with asking() as ask_copies:
+        retried = partial(console.admin.query_unique_key, "%RETRY%" + name)
+        copies = [
+            ask_copies(
+                partial(or_none, partial(retried, letter.message_id)), "copies", list[MessageExt]()
+            )
+            for _, letter in letters.value
+        ]
     following = None
     if len(letters.value) == LETTERS_SHOWN:
         queue, last = letters.value[-1]
@@ -112,11 +120,13 @@ async def dead_letter_group(request: Request) -> Response:
         request,
         "dead_letter_group.html.j2",
         f"Dead letters of {name}",
-        problems=ask.problems,
+        problems=[*ask.problems, *ask_copies.problems[:1]],
         name=name,
         rows=[
-            (queue, letter, address_of(letter), origin_of(letter), head_of(letter))
-            for queue, letter in letters.value
+            (queue, letter, address_of(letter), origin_of(letter), head_of(letter), given_back)
+            for (queue, letter), given_back in zip(
+                letters.value, (times_given_back(each.value) for each in copies), strict=True
+            )
         ],
         counts=counts.value,
         is_first=begin is None,

@@ -83,7 +83,8 @@ def way_of(
     for group, copies in retries.items():
         for copy in copies:
             text = f"try {copy.reconsume_times + 1}, offset {copy.queue_offset}"
-            steps.append(Step(copy.store_timestamp_ms, f"group {group}", "retried", text))
+            how = "retried" if copy.reconsume_times else "given back"
+            steps.append(Step(copy.store_timestamp_ms, f"group {group}", how, text))
     for group, copies in letters.items():
         for copy in copies:
             text = f"given up after try {copy.reconsume_times}, offset {copy.queue_offset}"
@@ -234,13 +235,13 @@ async def _shown(request: Request, console: Console, message: MessageExt) -> Res
         reported = partial(
             admin.message_trace, message_id, trace_topic=console.settings.trace_topic
         )
-        trace = ask_way(partial(_or_none, reported), "trace", list[TraceContext]())
+        trace = ask_way(partial(or_none, reported), "trace", list[TraceContext]())
     groups = [group for group, lag in lags.value.items() if message.topic in lag][:GROUPS_FOLLOWED]
     async with asking() as ask_copies:
         retries, letters = (
             {
                 group: ask_copies(
-                    partial(_or_none, partial(admin.query_unique_key, prefix + group, message_id)),
+                    partial(or_none, partial(admin.query_unique_key, prefix + group, message_id)),
                     "copies",
                     list[MessageExt](),
                 )
@@ -270,7 +271,8 @@ async def _shown(request: Request, console: Console, message: MessageExt) -> Res
     )
 
 
-async def _or_none(question: Callable[[], Awaitable[list[Any]]]) -> list[Any]:
+async def or_none(question: Callable[[], Awaitable[list[Any]]]) -> list[Any]:
+    """Return what *question* does; nothing where no broker has the topic that it asks for."""
     try:
         return await question()
     except NoRouteError:

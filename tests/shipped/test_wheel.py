@@ -313,6 +313,8 @@ def test_wheel_alone_suggests_commands(bare: Path, tmp_path: Path) -> None:
         assert done.returncode == 2
         (line,) = done.stderr.splitlines()
         assert line.startswith(said.removesuffix("."))
+    for shell in ("bash", "zsh", "fish"):
+        assert "retention" in run(bare / "dledger", "completion", shell, cwd=tmp_path)
 
 
 def test_wheel_with_chaos_makes_and_checks_a_run(with_chaos: Path, tmp_path: Path) -> None:

@@ -560,3 +560,16 @@ def test_help_wraps_a_text_once(
     assert lines[number + 1] == "      not."
     assert main(["group", "reset", "--help"]) == 0
     assert "The\nbroker notifies running consumers;" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_does_without_extras(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], shell: str
+) -> None:
+    kept = [command for command in COMMANDS if command[0] in ("topic", "completion")]
+    lacking = ("weighs", "dledger.none:app", kept[0][2], "Lacks an extra.")
+    monkeypatch.setattr("dledger.cli.main.COMMANDS", [*kept, lacking])
+    assert main(["completion", shell]) == 0
+    printed = capsys.readouterr().out
+    assert "retention" in printed
+    assert "weighs" in printed

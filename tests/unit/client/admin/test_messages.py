@@ -157,7 +157,7 @@ def test_resend_copies_user_properties_to_the_retry_topic() -> None:
     assert copy.properties == {"colour": "red", "RETRY_TOPIC": "orders", "ORIGIN_MESSAGE_ID": "0A"}
     assert not copy.is_delayed
     stored = decode_properties(encode_message_properties(copy, "new"))
-    assert (stored["UNIQ_KEY"], stored["TAGS"], stored["KEYS"]) == ("new", "A", "k1 k2")
+    assert (copy.message_id, stored["TAGS"], stored["KEYS"]) == ("K", "A", "k1 k2")
 
 
 def test_the_topic_it_came_from_is_named_by_either_property() -> None:

@@ -249,6 +249,8 @@ async def test_ticked_letters_are_given_back_and_no_other(world: World, visitor:
     change = visitor.note
     assert (change.is_done, change.remark) == (True, "1 given back")
     assert world.groups["g"].bodies("%RETRY%billing") == [b"1"]
+    answering(world, RequestCode.QUERY_MESSAGE, bytes(group.queue("T", 0)[1]))
+    assert visible(await visitor.get("/dead-letters/group?name=billing")).count("1 times") == 1
     await visitor.post("/dead-letters/resend", name="billing", which="chosen")
     assert "no letter is ticked" in visitor.note.remark
     await visitor.post("/dead-letters/resend", name="billing", which="all")

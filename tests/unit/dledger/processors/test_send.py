@@ -233,9 +233,7 @@ def test_checks_come_in_rocketmq_order(
     assert send(broker, body, **changes).code == code
 
 
-def test_send_checks_leadership_first(
-    broker: Broker,
-) -> None:
+def test_send_checks_leadership_first(broker: Broker) -> None:
     broker.group.step_down("10.0.0.9:10911")
     response = send(broker, topic="a/b")
     assert response.code == 14
