@@ -136,7 +136,7 @@ class Histogram:
         count = 0
         for bound, here in zip((*self._bounds, math.inf), self._counts, strict=True):
             count += here
-            end = "+Inf" if bound == math.inf else f"{bound:g}"
+            end = "+Inf" if bound == math.inf else f"{bound:.15g}"
             yield {**labels, "le": end}, count, "_bucket"
         yield labels, self.total, "_sum"
         yield labels, count, "_count"

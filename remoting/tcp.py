@@ -95,7 +95,7 @@ class TcpNetwork:
         """
         try:
             with trio.fail_after(timeout_s):
-                tcp = await _wrapped(await trio.open_tcp_stream(host, port))
+                tcp = await _wrapped(await _opened(host, port))
                 if tls is None:
                     return tcp
                 stream = TlsStream(tcp, tls, server_hostname=host)
@@ -325,6 +325,19 @@ class _ServerStream:
         """Close both directions at once."""
         inner = self._inner
         await (self._tcp if inner is None else inner).aclose()
+
+
+async def _opened(host: str, port: int) -> trio.SocketStream:
+    """Connect; an error has the reason of the first attempt, for people."""
+    try:
+        return await trio.open_tcp_stream(host, port)
+    except OSError as error:
+        several = error.__cause__
+        first = several.exceptions[0] if isinstance(several, BaseExceptionGroup) else error
+        number = getattr(first, "errno", None)
+        if number is None or isinstance(first, socket.gaierror):
+            raise
+        raise OSError(number, os.strerror(number)) from error
 
 
 async def _wrapped(stream: trio.SocketStream) -> SocketStream:

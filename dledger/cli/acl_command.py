@@ -16,15 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from cyclopts import App, Parameter
 
-from dledger.output import (
-    DEFAULT_NAMESRV,
-    CliError,
-    ExitCode,
-    Namesrv,
-    Output,
-    note,
-    show,
-)
+from dledger.output import DEFAULT_NAMESRV, CliError, ExitCode, Namesrv, Output, note, show
 
 if TYPE_CHECKING:
     from dledger.remoting.access.accounts import (
@@ -238,10 +230,7 @@ async def revoke(
         from dledger.cli import acl_in_log
 
         await acl_in_log.change_lines(
-            namesrv,
-            name,
-            topics=dict.fromkeys(topic or ()),
-            groups=dict.fromkeys(group or ()),
+            namesrv, name, topics=dict.fromkeys(topic or ()), groups=dict.fromkeys(group or ())
         )
         return
     file = _file(file)
@@ -253,11 +242,7 @@ async def revoke(
 
 @app.command
 async def rm(
-    name: Name,
-    *,
-    file: File = None,
-    cluster: Cluster = False,
-    namesrv: Namesrv = DEFAULT_NAMESRV,
+    name: Name, *, file: File = None, cluster: Cluster = False, namesrv: Namesrv = DEFAULT_NAMESRV
 ) -> None:
     """Remove an account."""
     if cluster:

@@ -12,16 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import App, Parameter
 
 from dledger.cli.commands import Rows, listing, open_admin
-from dledger.output import (
-    DEFAULT_NAMESRV,
-    CliError,
-    GroupName,
-    Namesrv,
-    Output,
-    answer,
-    note,
-    show,
-)
+from dledger.output import DEFAULT_NAMESRV, CliError, GroupName, Namesrv, Output, answer, note, show
 
 if TYPE_CHECKING:
     from dledger.client.admin.admin import Admin

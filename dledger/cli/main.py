@@ -85,12 +85,7 @@ COMMANDS = (
         CHECK,
         "Send messages to a cluster, read them back, state a verdict.",
     ),
-    (
-        "completion",
-        "dledger.cli.main:completion",
-        CHECK,
-        "Print the completion script of a shell.",
-    ),
+    ("completion", "dledger.cli.main:completion", CHECK, "Print the completion script of a shell."),
     ("bench", "dledger.cli.bench_command:app", CHECK, "Measure sending, consuming and storing."),
     (
         "demo",
@@ -303,11 +298,7 @@ def extras_of(requirements: list[str]) -> dict[str, list[str]]:
     return modules
 
 
-_MODULES: Final = {
-    "grpcio": "grpc",
-    "grpcio_health_checking": "grpc_health",
-    "protobuf": "google",
-}
+_MODULES: Final = {"grpcio": "grpc", "grpcio_health_checking": "grpc_health", "protobuf": "google"}
 """Distribution → its top-level module, where the names differ."""
 
 

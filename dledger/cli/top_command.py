@@ -157,10 +157,10 @@ def _table(columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> Table:
     table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
     for name in columns:
         numeric = any(isinstance(row[name], (int, float)) for row in rows)
-        table.add_column(
-            name, justify="right" if numeric else "left", no_wrap=True, overflow="ellipsis"
-        )
+        # Names give way where the terminal is narrow, numbers do not.
+        table.add_column(name, justify="right" if numeric else "left", no_wrap=numeric)
     for row in rows:
         style = "red" if row.get("role") in ("absent", "unreachable") else ""
-        table.add_row(*(Text(cell_text(row[name])) for name in columns), style=style)
+        cells = (cell_text(row[name]) for name in columns)
+        table.add_row(*(Text(c, no_wrap=True, overflow="ellipsis") for c in cells), style=style)
     return table

@@ -382,10 +382,7 @@ async def _change_groups(
             )
         groups = [name for name in has_it if brokers is None or name in brokers]
         shown = await change_each(
-            groups,
-            partial(_change, admin, topic, changes, what),
-            yes=yes,
-            output=output,
+            groups, partial(_change, admin, topic, changes, what), yes=yes, output=output
         )
     if shown.left:
         note(f"{topic} in {', '.join(shown.left)}: not changed; --yes does it")
@@ -394,12 +391,7 @@ async def _change_groups(
 
 
 async def _change(
-    admin: Admin,
-    topic: str,
-    changes: Mapping[str, str],
-    what: str,
-    group: str,
-    is_confirmed: bool,
+    admin: Admin, topic: str, changes: Mapping[str, str], what: str, group: str, is_confirmed: bool
 ) -> str:
     await admin.change_topic(topic, group, changes, gives_up_messages=is_confirmed)
     return f"{topic} in {group}: {what}"

@@ -149,9 +149,15 @@ async def group(request: Request) -> Response:
         progress = ask(partial(admin.group_progress, name), "offsets and lag", none)
         unowned = dict[MessageQueue, str]()
         owners = ask(partial(admin.queue_owners, name), "which member has which queue", unowned)
+        none_known = dict[str, SubscriptionGroupConfig]()
+        configs = ask(admin.subscription_groups, "the list of groups", none_known)
     async with asking() as ask_oldest:
         unread = partial(oldest_unread, admin, progress.value)
         oldest = ask_oldest(unread, "lag in time", dict[MessageQueue, int]())
+    unknown = []
+    doubts = connection.problem or progress.problem or configs.problem
+    if not (doubts or connection.value or progress.value or name in configs.value):
+        unknown = [f"no broker knows a group {name}: see the list of groups"]
     now_ms = console.now_ms
     behind_ms = {queue: max(0, now_ms - at_ms) for queue, at_ms in oldest.value.items()}
     table = {} if connection.value is None else connection.value.subscription_table
@@ -159,7 +165,7 @@ async def group(request: Request) -> Response:
         request,
         "group.html.j2",
         f"Consumer group {name}",
-        problems=[*ask.problems, *ask_oldest.problems],
+        problems=[*unknown, *ask.problems, *ask_oldest.problems],
         name=name,
         connection=connection.value,
         connection_known=not connection.problem,
@@ -169,7 +175,11 @@ async def group(request: Request) -> Response:
         owners=owners.value,
         behind_ms=behind_ms,
         lag=sum(max(0, p.broker_offset - p.consumer_offset) for p in progress.value.values()),
-        topics=sorted({queue.topic for queue in progress.value} | set(table)),
+        # What people move is rarely the retry topic.
+        topics=sorted(
+            {queue.topic for queue in progress.value} | set(table),
+            key=lambda topic: (topic.startswith("%RETRY%"), topic),
+        ),
     )
 
 

@@ -165,7 +165,8 @@ def _member_row(
     commit = leading.get("commit_index")
     is_refused = address in look.refused
     peer: Status = leading.get("peers", {}).get(name, {})
-    applied = peer.get("match_index") if said is None else said.get("applied_index")
+    # Of a dead member a leader knows nothing before it has answered: 0 is not its place.
+    applied = (peer.get("match_index") or None) if said is None else said.get("applied_index")
     lag = None if commit is None or applied is None else max(0, int(commit) - int(applied))
     if said is None:
         remarks = ("answers, and refuses the account of this console",) if is_refused else ()

@@ -42,11 +42,7 @@ from dledger.remoting.protocol.codes import RequestCode
 from dledger.remoting.protocol.command import RemotingCommand
 from dledger.remoting.protocol.header_codec import whole_number
 from dledger.remoting.protocol.own_fields import step_commits_of
-from dledger.state.topics import (
-    HALF_TOPIC,
-    SCHEDULE_TOPIC,
-    TRACE_TOPIC,
-)
+from dledger.state.topics import HALF_TOPIC, SCHEDULE_TOPIC, TRACE_TOPIC
 
 # ----------------------------------------------------------------------------- what must be allowed
 
@@ -71,11 +67,7 @@ SUB: Final = Permission.SUB
 ANY: Final = Permission.PUB | Permission.SUB
 
 _V2: Final = frozenset(
-    {
-        RequestCode.SEND_MESSAGE_V2,
-        RequestCode.SEND_BATCH_MESSAGE,
-        RequestCode.SEND_REPLY_MESSAGE_V2,
-    }
+    {RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE, RequestCode.SEND_REPLY_MESSAGE_V2}
 )
 
 
@@ -309,16 +301,7 @@ def handles(
 ) -> Callable[[HandlerT], HandlerT]:
     """Declare that a method answers requests with *codes*; `Declaration` explains the rest."""
     declaration = Declaration(
-        codes,
-        limit,
-        rule,
-        reads,
-        local,
-        appends,
-        shows,
-        administers,
-        administers_if,
-        subject,
+        codes, limit, rule, reads, local, appends, shows, administers, administers_if, subject
     )
 
     def declare(method: HandlerT) -> HandlerT:
@@ -374,9 +357,7 @@ def administrative_codes(processors: Iterable[type]) -> frozenset[RequestCode]:
 
 
 def handlers_of(
-    processors: Iterable[object],
-    limiters: Mapping[Limit, Limiter],
-    group: BrokerGroup,
+    processors: Iterable[object], limiters: Mapping[Limit, Limiter], group: BrokerGroup
 ) -> dict[RequestCode, tuple[Handler, Limiter]]:
     """Return the switchboard: for each declared code its handler and its limiter.
 

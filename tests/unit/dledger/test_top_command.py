@@ -83,6 +83,12 @@ def test_top_keeps_the_rows_when_a_look_fails() -> None:
     assert any(line.startswith("Orders") for line in lines)
 
 
+def test_top_shows_numbers_beside_long_names() -> None:
+    lines = shown(TopLook("12:00:01", MEMBERS, [row("t" * 127, 12.5, 3.5, 70)]))
+    (line,) = [line for line in lines if "ttt" in line]
+    assert line.split()[-4:] == ["workers", "12.50", "3.50", "70"]
+
+
 def test_top_escapes_names() -> None:
     lines = shown(TopLook("12:00:01", MEMBERS, [row("T\x1b[2J", 1.0, 0.0, None)]))
     assert not any("\x1b" in line for line in lines)

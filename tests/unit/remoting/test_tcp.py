@@ -27,9 +27,7 @@ from dledger.remoting.tcp import TcpNetwork, client_tls, server_tls
 ECHO = 900
 
 
-async def test_listener_waits_out_a_lack_of_descriptors(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_listener_waits_out_a_lack_of_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
     network = TcpNetwork()
     listener = await network.listen("127.0.0.1", 0)
     real_accept = trio.SocketListener.accept
@@ -76,6 +74,14 @@ async def test_listener_that_cannot_accept_logs_it_and_goes_on(
     said = [line for line in lines if line["event"] == "accept_waits"]
     assert [line["times"] for line in said] == [1, 600]
     assert said[0]["address"] == listener.address
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+async def test_a_refused_connection_names_its_reason(host: str) -> None:
+    listener = await TcpNetwork().listen("127.0.0.1", 0)
+    await listener.aclose()
+    with pytest.raises(ConnectionRefusedError, match=r"^\[Errno 111\] Connection refused$"):
+        await TcpNetwork().connect(host, listener.address[1], timeout_s=60)
 
 
 async def test_connecting_gives_up_in_time() -> None:

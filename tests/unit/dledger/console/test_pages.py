@@ -232,6 +232,14 @@ async def test_a_refusal_of_a_broker_costs_its_part_alone(world: World, visitor:
     assert "refused with code 16" in visible(answer)
 
 
+async def test_a_group_that_no_broker_knows_is_named(world: World, visitor: Visitor) -> None:
+    answering(world, RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, b"{}")
+    answering(world, RequestCode.GET_CONSUME_STATS, b"{}")
+    answering(world, RequestCode.GET_CONSUMER_CONNECTION_LIST, b"", 206)
+    text = visible(await visitor.get("/group?name=billling"))
+    assert "no broker knows a group billling" in text
+
+
 # ------------------------------------------------------------------------------- dead letters
 
 

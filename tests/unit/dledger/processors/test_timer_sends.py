@@ -49,9 +49,7 @@ def broker(group: FakeGroup, clock: ManualClock) -> Broker:
     return broker
 
 
-def test_timer_message_waits_and_gets_a_handle(
-    broker: Broker,
-) -> None:
+def test_timer_message_waits_and_gets_a_handle(broker: Broker) -> None:
     response = send(broker, KEY + "TIMER_DELAY_MS\x011500\x02")
     assert response.code == 0
     assert (response.ext["queueId"], response.ext["queueOffset"]) == ("1", "0")

@@ -90,8 +90,7 @@ def test_what_stands_in_it_is_read() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "seconds"),
-    [(b"30", 30), (b"-1", 0), (b"soon", 0), (b"99999999", MAX_IMMUNITY_S)],
+    ("value", "seconds"), [(b"30", 30), (b"-1", 0), (b"soon", 0), (b"99999999", MAX_IMMUNITY_S)]
 )
 def test_the_immunity_is_a_number_of_seconds(value: bytes, seconds: int) -> None:
     record = stored(STORED + b"CHECK_IMMUNITY_TIME_IN_SECONDS\x01%b\x02" % value)
