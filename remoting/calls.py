@@ -103,6 +103,10 @@ class CallTable:
         if call is not None:
             call.answered(response)
 
+    def waiting(self) -> frozenset[int]:
+        """Return the opaques of those that wait."""
+        return frozenset(self._calls)
+
     def end_all(self, reason: str, handed_total: int) -> None:
         """End every call: the connection has ended."""
         calls, self._calls = self._calls, {}

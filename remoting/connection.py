@@ -259,6 +259,11 @@ class Connection:
         self._calls.add(call)
         return call
 
+    @property
+    def waiting(self) -> frozenset[int]:
+        """Opaques of the requests that wait for an answer."""
+        return self._calls.waiting()
+
     def forget(self, call: Call) -> None:
         """Pass over the answer to *call*, whose end is then not reported. Idempotent."""
         if self._calls.forget(call):

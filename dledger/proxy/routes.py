@@ -12,6 +12,7 @@ from typing import Final
 
 import trio
 
+from dledger.client.admin.admin import Admin
 from dledger.client.core.client_instance import ClientInstance
 from dledger.client.core.errors import NoRouteError, refusal
 from dledger.client.core.route import LEADER_ID, MessageQueue, TopicRoute
@@ -251,6 +252,55 @@ class BrokerConfigs:
         if failure is not None:
             raise failure
         return None
+
+
+LEADERS_LOOK_S: Final = 1.0
+"""How often a NameServer is asked who leads: it knows a second after a leader froze."""
+
+FORMER_LEADER_S: Final = 1.0
+"""What lives answers within that time that it leads no more."""
+
+
+class FormerLeaders:
+    """Ends what is pending at a broker that another one leads in place of, and that is silent.
+
+    A process that stands still, or a host that is cut off, keeps its connections: a receive would
+    wait there for as long as its client let it.
+    """
+
+    def __init__(self, instance: ClientInstance) -> None:
+        """Look at the connections of *instance*."""
+        self._instance = instance
+        self._led: dict[str, str] = {}
+
+    async def run(self) -> None:
+        """Look for leaders that changed, until cancelled."""
+        admin = Admin(self._instance)
+        async with trio.open_nursery() as nursery:
+            while True:
+                await self._instance.clock.sleep(LEADERS_LOOK_S)
+                try:
+                    info = await admin.cluster_info()
+                except MQError:
+                    continue
+                table, before = info.broker_addr_table, self._led
+                self._led = {
+                    name: group.broker_addrs.get(LEADER_ID) or before.get(name, "")
+                    for name, group in table.items()
+                }
+                for name, leader in self._led.items():
+                    if (former := before.get(name)) and leader != former:
+                        self._instance.routes.add_members(name, dict(table[name].broker_addrs))
+                        nursery.start_soon(self._end_silent, former, name)
+
+    async def _end_silent(self, address: str, broker_name: str) -> None:
+        link = self._instance.links.ready(address, broker_name)
+        if link is None:
+            return
+        before = link.connection.waiting
+        await self._instance.clock.sleep(FORMER_LEADER_S)
+        if before & link.connection.waiting:
+            link.connection.close(f"another broker leads {broker_name}, and this one is silent")
 
 
 def _plain(attributes: Mapping[str, str]) -> dict[str, str]:

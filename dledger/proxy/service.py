@@ -37,7 +37,13 @@ from dledger.proxy.open_receives import LAST_MARGIN, OpenReceives, Received
 from dledger.proxy.operators import Operators
 from dledger.proxy.receives import Receives
 from dledger.proxy.renewals import Renewals
-from dledger.proxy.routes import BrokerConfigs, endpoints, wire_assignments, wire_queues
+from dledger.proxy.routes import (
+    BrokerConfigs,
+    FormerLeaders,
+    endpoints,
+    wire_assignments,
+    wire_queues,
+)
 from dledger.proxy.sends import Sends, TransactionId
 from dledger.proxy.status import OK, RefusedError, status_of
 from dledger.remoting.access.account_file import AccountStore
@@ -135,6 +141,7 @@ class MessagingService:
             nursery.start_soon(self._keep_announced)
             nursery.start_soon(self._keep_expiring)
             nursery.start_soon(self._renewals.run)
+            nursery.start_soon(FormerLeaders(self._instance).run)
             executor = self._instance.executor
             if self._accounts is not None and executor is not None:
                 nursery.start_soon(self._accounts.keep_reading, self._instance.clock, executor)

@@ -292,3 +292,21 @@ async def test_silent_broker_holds_up_no_announcement(
     await trio.sleep(2)
     assert b"group-99" in heartbeats.body()
     assert b"group-49" not in heartbeats.body()
+
+
+async def test_what_waits_at_a_frozen_leader_ends(world: World, service: MessagingService) -> None:
+    group = world.groups["g"]
+    code, (first, *others) = RequestCode.POP_MESSAGE, group.brokers
+    first.on(code, lambda _: trio.sleep_forever())
+    for broker in others:
+        broker.on(code, partial(broker._led, ext={}))
+
+    async def move() -> None:
+        await trio.sleep(2.5)
+        group.elect(2)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(move)
+        asking = partial(service._instance.ask_leader, "g", code, topic="T")
+        answer = await asking(timeout_s=60.0, attempt_timeout_s=20.0)
+        assert (answer.code, trio.current_time() < 6.0) == (0, True)
