@@ -58,7 +58,7 @@ class NotLeaderError(ReplicationError):
     def __init__(self, leader_address: str | None, term: int) -> None:
         where = leader_address or "not known yet"
         super().__init__(
-            f"not the leader in term {term}; the leader is {where}; nothing was stored"
+            f"not the leader in term {term}; the newest is {where}; nothing was stored"
         )
         self.leader_address = leader_address
         self.term = term

@@ -255,10 +255,10 @@ class BrokerConfigs:
 
 
 LEADERS_LOOK_S: Final = 1.0
-"""How often a NameServer is asked who leads: it knows a second after a leader froze."""
+"""How often a NameServer is asked which member leads: it knows another one a second after a leader froze."""
 
 FORMER_LEADER_S: Final = 1.0
-"""What lives answers within that time that it leads no more."""
+"""A broker that runs answers within that time that it leads no more."""
 
 
 class FormerLeaders:
