@@ -255,7 +255,7 @@ class BrokerConfigs:
 
 
 LEADERS_LOOK_S: Final = 1.0
-"""How often a NameServer is asked which member leads: it knows another one a second after a leader froze."""
+"""How often a NameServer is asked which member leads: it knows another one a second later."""
 
 FORMER_LEADER_S: Final = 1.0
 """A broker that runs answers within that time that it leads no more."""
