@@ -139,5 +139,5 @@ async def test_a_recall_ends_with_its_budget(
 
 @pytest.mark.parametrize("handle", ["", "nonsense"])
 async def test_what_is_no_handle_is_not_sent(producer: Producer, handle: str) -> None:
-    with pytest.raises(MessageIllegalError, match="handle is invalid"):
+    with pytest.raises(MessageIllegalError, match="is no recall handle"):
         await producer.recall(handle)
