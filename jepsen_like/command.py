@@ -160,8 +160,7 @@ async def soak(
         int, Parameter(help="Fail when a counter of rare events stays below this.")
     ] = 0,
     guided: Annotated[
-        bool,
-        Parameter(help="Prefer plans that combine faults and events not seen together yet."),
+        bool, Parameter(help="Prefer plans that combine faults and events not seen together yet.")
     ] = False,
     faults: Faults = "",
     modes: Modes = True,

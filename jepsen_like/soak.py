@@ -125,10 +125,7 @@ class Totals:
             "simulated_s_per_cpu_s": round(self.speed, 1),
             "seeds": self.seeds,
             "undecided": self.undecided,
-            "sometimes": {
-                **dict.fromkeys(SOMETIMES, 0),
-                **dict(sorted(self.sometimes.items())),
-            },
+            "sometimes": {**dict.fromkeys(SOMETIMES, 0), **dict(sorted(self.sometimes.items()))},
             "verdicts": {**dict.fromkeys(SOAK_CHECKERS, 0), **dict(sorted(self.verdicts.items()))},
             "operations": dict(sorted(self.operations.items())),
             "faults": dict(sorted(self.faults.items())),

@@ -176,11 +176,7 @@ class Producer(ScopedFace[producer.Producer]):
     publish_queues = carried(producer.Producer.publish_queues)
 
     async def send_async(
-        self,
-        message: Message,
-        *,
-        timeout_s: float | None = None,
-        queue: MessageQueue | None = None,
+        self, message: Message, *, timeout_s: float | None = None, queue: MessageQueue | None = None
     ) -> SendFuture:
         """Put *message* on its way and return its future; waits only for a route and a full queue.
 
@@ -194,11 +190,7 @@ class Producer(ScopedFace[producer.Producer]):
         return SendFuture(guest, future)
 
     def send_nowait(
-        self,
-        message: Message,
-        *,
-        timeout_s: float | None = None,
-        queue: MessageQueue | None = None,
+        self, message: Message, *, timeout_s: float | None = None, queue: MessageQueue | None = None
     ) -> SendFuture:
         """Put *message* on its way without waiting for anything.
 

@@ -203,11 +203,7 @@ def _shown_once(drawn: str | None) -> Iterator[None]:
 
 
 async def change_lines(
-    namesrv: str,
-    name: str,
-    *,
-    topics: Mapping[str, str | None],
-    groups: Mapping[str, str | None],
+    namesrv: str, name: str, *, topics: Mapping[str, str | None], groups: Mapping[str, str | None]
 ) -> None:
     """Set lines of an account in every broker group; None removes one."""
     async with open_admin(namesrv) as admin:
@@ -216,10 +212,7 @@ async def change_lines(
             row = rows.get(name)
             if row is None:
                 raise _no_account(name, broker)
-            lines = (
-                _changed(broker, row.topics, topics),
-                _changed(broker, row.groups, groups),
-            )
+            lines = (_changed(broker, row.topics, topics), _changed(broker, row.groups, groups))
             wanted.append((broker, row.admin, *lines))
         # All of them are checked before the first one is changed.
         for broker, is_admin, of_topics, of_groups in wanted:

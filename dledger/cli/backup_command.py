@@ -46,8 +46,7 @@ async def create(
     *,
     data: Annotated[Path, Parameter(help="Data folder of a member, on this machine.")],
     as_of_checkpoint: Annotated[
-        bool,
-        Parameter(help="Ask no leader: what the member's newest checkpoint covers is enough."),
+        bool, Parameter(help="Ask no leader: what the member's newest checkpoint covers is enough.")
     ] = False,
     namesrv: Namesrv = DEFAULT_NAMESRV,
     output: Output = "table",

@@ -17,13 +17,7 @@ from typing import Annotated, Any, Final
 import trio
 from cyclopts import Parameter
 
-from dledger.cli.bench_load import (
-    POSITIVE,
-    Figures,
-    Ground,
-    percentiles_ms,
-    rss_mib,
-)
+from dledger.cli.bench_load import POSITIVE, Figures, Ground, percentiles_ms, rss_mib
 from dledger.cli.bench_topic import send_on_schedule
 from dledger.cli.commands import open_admin
 from dledger.cli.local_cluster import DEFAULT_GROUP, LocalCluster
@@ -31,11 +25,7 @@ from dledger.commitlog.errors import MQError
 from dledger.loop_stall import NOW_S
 from dledger.output import CliError
 from dledger.remoting.client import RemotingClient
-from dledger.remoting.protocol.bodies import (
-    ConsumerData,
-    HeartbeatData,
-    SubscriptionData,
-)
+from dledger.remoting.protocol.bodies import ConsumerData, HeartbeatData, SubscriptionData
 from dledger.remoting.protocol.codes import RequestCode
 from dledger.remoting.protocol.command import ExtFields, request
 from dledger.remoting.protocol.headers import (

@@ -101,11 +101,7 @@ async def broker(
 
 
 async def serve_process(
-    config: BrokerConfig,
-    log_level: str,
-    log_form: LogForm | None,
-    *,
-    clock: Clock | None = None,
+    config: BrokerConfig, log_level: str, log_form: LogForm | None, *, clock: Clock | None = None
 ) -> None:
     """Be a broker process until SIGTERM or Ctrl-C."""
     from dledger.broker import World, serve_broker
@@ -218,10 +214,7 @@ async def _with_addresses(config: BrokerConfig) -> BrokerConfig:
 
 
 async def _stop_on_signal(
-    signals: AsyncIterator[int],
-    stop: trio.Event,
-    scope: trio.CancelScope,
-    manager: ServiceManager,
+    signals: AsyncIterator[int], stop: trio.Event, scope: trio.CancelScope, manager: ServiceManager
 ) -> None:
     """The first signal asks for a clean stop, a second one does not wait for it."""
     log = structlog.get_logger()

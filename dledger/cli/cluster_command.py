@@ -30,13 +30,7 @@ app = App(name="cluster", help="Show brokers, their roles and health.", backend=
 BROKER_COLUMNS = ("cluster", "broker", "id", "address", "role", "term")
 """What fits into 80 columns."""
 
-WIDE_COLUMNS = (
-    *BROKER_COLUMNS,
-    "leader",
-    "commit_index",
-    "applied_index",
-    "end_position",
-)
+WIDE_COLUMNS = (*BROKER_COLUMNS, "leader", "commit_index", "applied_index", "end_position")
 
 
 async def brokers_of(admin: Admin, info: ClusterInfo) -> list[dict[str, Any]]:
@@ -243,10 +237,7 @@ async def health(
     *,
     namesrv: Namesrv = DEFAULT_NAMESRV,
     wait: Annotated[bool, Parameter(help="Wait until the cluster is healthy.")] = False,
-    groups: Annotated[
-        int,
-        Parameter(help="Number of groups that must be registered."),
-    ] = 1,
+    groups: Annotated[int, Parameter(help="Number of groups that must be registered.")] = 1,
     timeout_s: Annotated[
         float, Parameter(help="Seconds to wait at most.", validator=no_less_than_0)
     ] = 60.0,
@@ -278,12 +269,7 @@ async def health(
         raise unreachable
     if output == "json":
         print_json(
-            {
-                "healthy": healthy,
-                "reasons": reasons,
-                "groups": look.groups,
-                "refused": look.refused,
-            }
+            {"healthy": healthy, "reasons": reasons, "groups": look.groups, "refused": look.refused}
         )
     else:
         print_table(

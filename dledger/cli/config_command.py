@@ -33,8 +33,7 @@ Brokers = Annotated[
     Parameter(name=["--broker", "-b"], help="Broker, host:port; may be repeated. Without it: all."),
 ]
 NameServers = Annotated[
-    bool,
-    Parameter(name="--name-servers", help="The NameServers of --namesrv instead of brokers."),
+    bool, Parameter(name="--name-servers", help="The NameServers of --namesrv instead of brokers.")
 ]
 
 
@@ -176,10 +175,7 @@ def _address(broker: str) -> str:
 
 
 async def settings_of(
-    admin: Admin,
-    namesrv: str,
-    brokers: tuple[str, ...] | None = None,
-    name_servers: bool = False,
+    admin: Admin, namesrv: str, brokers: tuple[str, ...] | None = None, name_servers: bool = False
 ) -> dict[str, dict[str, str]]:
     """Return address → key → value of every daemon asked.
 

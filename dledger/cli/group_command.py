@@ -174,11 +174,7 @@ def group_info(
             for member in (() if connection is None else connection.connection_set)
         ],
         "subscriptions": [
-            {
-                "topic": topic,
-                "expression": data.sub_string,
-                "type": data.expression_type or "TAG",
-            }
+            {"topic": topic, "expression": data.sub_string, "type": data.expression_type or "TAG"}
             for topic, data in sorted(table.items())
         ],
         "lag": sum(row["lag"] for row in queues),
@@ -393,11 +389,7 @@ def move_rows(moves: Mapping[MessageQueue, OffsetMove]) -> list[dict[str, Any]]:
 
 @app.command
 async def pause(
-    group: GroupName,
-    /,
-    *,
-    namesrv: Namesrv = DEFAULT_NAMESRV,
-    output: Output = "table",
+    group: GroupName, /, *, namesrv: Namesrv = DEFAULT_NAMESRV, output: Output = "table"
 ) -> None:
     """Stop giving messages to a group: consumeEnable=false in every broker group.
 
@@ -408,11 +400,7 @@ async def pause(
 
 @app.command
 async def resume(
-    group: GroupName,
-    /,
-    *,
-    namesrv: Namesrv = DEFAULT_NAMESRV,
-    output: Output = "table",
+    group: GroupName, /, *, namesrv: Namesrv = DEFAULT_NAMESRV, output: Output = "table"
 ) -> None:
     """Give messages to a group again that was paused; it goes on at its offsets."""
     await _enable(group, True, namesrv, output)

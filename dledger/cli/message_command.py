@@ -253,10 +253,7 @@ async def consume(
     if from_ not in ("earliest", "latest") and not from_.isdecimal():
         raise CliError("--from: earliest, latest or an offset", exit_code=ExitCode.USAGE)
     printer = _Printer(output, max_)
-    async with (
-        open_client(addresses(namesrv)) as client,
-        PullConsumer(client, group) as consumer,
-    ):
+    async with open_client(addresses(namesrv)) as client, PullConsumer(client, group) as consumer:
         try:
             all_queues = sorted(await consumer.fetch_message_queues(topic))
         except NoRouteError:

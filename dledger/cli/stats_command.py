@@ -10,15 +10,7 @@ from cyclopts import Parameter
 
 from dledger.cli.commands import CLEAR, open_admin
 from dledger.cli.topic_command import plain_topics
-from dledger.output import (
-    DEFAULT_NAMESRV,
-    CliError,
-    ExitCode,
-    Namesrv,
-    RowsOutput,
-    Wide,
-    show,
-)
+from dledger.output import DEFAULT_NAMESRV, CliError, ExitCode, Namesrv, RowsOutput, Wide, show
 
 if TYPE_CHECKING:
     from dledger.client.admin.admin import Admin

@@ -11,14 +11,7 @@ from cyclopts import Parameter
 
 from dledger.cli.commands import open_admin
 from dledger.commitlog.errors import MQError
-from dledger.output import (
-    DEFAULT_NAMESRV,
-    CliError,
-    ExitCode,
-    Namesrv,
-    cell_text,
-    make_console,
-)
+from dledger.output import DEFAULT_NAMESRV, CliError, ExitCode, Namesrv, cell_text, make_console
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -128,11 +128,7 @@ def make_app(console: Console, hosts: Sequence[str] = ()) -> Starlette:
                 TrustedHostMiddleware, allowed_hosts=[*LOOPBACK_HOSTS, *hosts], www_redirect=False
             ),
         ],
-        exception_handlers={
-            RefusedError: _refused,
-            HTTPException: _http_error,
-            Exception: _failed,
-        },
+        exception_handlers={RefusedError: _refused, HTTPException: _http_error, Exception: _failed},
     )
     app.state.console = console
     return app

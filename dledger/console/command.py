@@ -41,13 +41,11 @@ async def console(
     port: Annotated[
         int,
         Parameter(
-            help="Port to listen on; 0: a free one.",
-            validator=validators.Number(gte=0, lte=65_535),
+            help="Port to listen on; 0: a free one.", validator=validators.Number(gte=0, lte=65_535)
         ),
     ] = DEFAULT_PORT,
     host_name: Annotated[
-        tuple[str, ...],
-        Parameter(help="Name under which browsers reach it; may be repeated."),
+        tuple[str, ...], Parameter(help="Name under which browsers reach it; may be repeated.")
     ] = (),
     allow_changes: Annotated[
         bool, Parameter(help="Let people change the cluster; without it pages only show.")

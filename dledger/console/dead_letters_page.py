@@ -13,10 +13,7 @@ from dledger.client.admin.admin import Admin
 from dledger.client.admin.messages import DEAD_LETTER_PREFIX, times_given_back
 from dledger.client.core.message_ext import MessageExt
 from dledger.client.core.route import MessageQueue
-from dledger.commitlog.properties import (
-    PROPERTY_DLQ_ORIGIN_TOPIC,
-    PROPERTY_RETRY_TOPIC,
-)
+from dledger.commitlog.properties import PROPERTY_DLQ_ORIGIN_TOPIC, PROPERTY_RETRY_TOPIC
 from dledger.console import texts
 from dledger.console.console import Console, Form, RefusedError, change
 from dledger.console.known import asking

@@ -279,10 +279,7 @@ async def _running(
     clock, partition = VirtualClock.from_today(), Partition()
     async with trio.open_nursery() as nursery:
         namesrv = NamesrvConfig.load(
-            options={
-                "server.listen_port": 0,
-                "namesrv.kv_config_path": str(base / "kvConfig.json"),
-            }
+            options={"server.listen_port": 0, "namesrv.kv_config_path": str(base / "kvConfig.json")}
         )
 
         async def serve_names(task_status: trio.TaskStatus[tuple[str, int]]) -> None:

@@ -101,10 +101,7 @@ class _Proposer:
 
 @unwrapped
 async def check_broker_group(
-    group: BrokerGroup,
-    *,
-    settle: Settle | None = None,
-    end_leadership: Settle | None = None,
+    group: BrokerGroup, *, settle: Settle | None = None, end_leadership: Settle | None = None
 ) -> None:
     """Check that *group*, which leads, keeps the contract of its interface.
 

@@ -149,9 +149,7 @@ def dledger_topic(
 
 
 @pytest.fixture
-def dledger_client(
-    dledger_cluster: EmbeddedBroker | RunningCluster,
-) -> Iterator[BlockingClient]:
+def dledger_client(dledger_cluster: EmbeddedBroker | RunningCluster) -> Iterator[BlockingClient]:
     """A blocking client of `dledger_cluster`."""
     from dledger.client.blocking import BlockingClient
 

@@ -217,9 +217,7 @@ def run(
     folder = store / (name or begin.strftime("%Y%m%dT%H%M%S"))
     if folder.exists():
         raise CliError(
-            f"{folder} is there already",
-            next_step="give another --name",
-            exit_code=ExitCode.USAGE,
+            f"{folder} is there already", next_step="give another --name", exit_code=ExitCode.USAGE
         )
     folder.mkdir(parents=True)
     (folder / "plan.json").write_text(encode_plan(chosen))
@@ -340,9 +338,7 @@ def serve(
 
     if not store.is_dir():
         raise CliError(
-            f"{store} is no folder",
-            next_step="give the --store of a run",
-            exit_code=ExitCode.USAGE,
+            f"{store} is no folder", next_step="give the --store of a run", exit_code=ExitCode.USAGE
         )
     try:
         with listen(store, port) as server:
@@ -389,8 +385,7 @@ def minimize(
     extras = extras_of(folder)
     if extras.namesrv:
         raise CliError(
-            f"{folder} is of a foreign cluster, which plans cannot break",
-            exit_code=ExitCode.USAGE,
+            f"{folder} is of a foreign cluster, which plans cannot break", exit_code=ExitCode.USAGE
         )
     wanted = (broken[0].checker, broken[0].name)
     note(
@@ -406,10 +401,7 @@ def minimize(
     candidates = Candidates(folder, wanted, play_one, note)
     try:
         shrink(
-            plan,
-            candidates.fails,
-            plays_max=plays,
-            failed_at_ms=broken[0].at_ns // 10**6 or None,
+            plan, candidates.fails, plays_max=plays, failed_at_ms=broken[0].at_ns // 10**6 or None
         )
     except* KeyboardInterrupt:
         note("stopped")

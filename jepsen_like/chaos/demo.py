@@ -81,8 +81,7 @@ def demo(
         ),
     ] = RATE,
     keep: Annotated[
-        Path | None,
-        Parameter(help="Keep data, logs, history and report in this folder."),
+        Path | None, Parameter(help="Keep data, logs, history and report in this folder.")
     ] = None,
     check: Annotated[
         Path | None, Parameter(help="Check a folder that --keep wrote; run nothing.")
@@ -141,10 +140,7 @@ class Story:
     """Turns events and counters of a run into lines for a person."""
 
     def __init__(
-        self,
-        plan: Plan,
-        tell: Callable[[str], object],
-        now_s: Callable[[], float] = time.monotonic,
+        self, plan: Plan, tell: Callable[[str], object], now_s: Callable[[], float] = time.monotonic
     ) -> None:
         self._tell = tell
         self._now_s = now_s

@@ -406,9 +406,7 @@ class GrpcConsumer:
         """
         entries = [pb.AckMessageEntry(receipt_handle=each.receipt.encode()) for each in messages]
         asked = pb.AckMessageRequest(
-            group=pb.Resource(name=self.group),
-            topic=pb.Resource(name=self._topic),
-            entries=entries,
+            group=pb.Resource(name=self.group), topic=pb.Resource(name=self._topic), entries=entries
         )
         answer = await self._caller.one("AckMessage", asked, pb.AckMessageResponse, CALL_TIMEOUT_S)
         error = error_of_all([entry.status for entry in answer.entries] or [answer.status])

@@ -352,12 +352,7 @@ def _write_out(path: str, rng: Rng, share: float) -> int:
 @functools.cache
 def _libc() -> ctypes.CDLL:
     libc = ctypes.CDLL(None, use_errno=True)
-    libc.sync_file_range.argtypes = (
-        ctypes.c_int,
-        ctypes.c_int64,
-        ctypes.c_int64,
-        ctypes.c_uint,
-    )
+    libc.sync_file_range.argtypes = (ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
     return libc
 
 

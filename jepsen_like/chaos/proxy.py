@@ -280,20 +280,13 @@ class LinkProxy:
             self._break(connection)
             return
         connection.join(
-            dialled,
-            self._passage(there, connection),
-            self._passage(back, connection),
-            self._buffer,
+            dialled, self._passage(there, connection), self._passage(back, connection), self._buffer
         )
         await connection.carry(bytes(early))
 
     def _passage(self, link: Link, connection: Connection) -> Passage:
         return Passage(
-            link,
-            connection.number,
-            connection.channel,
-            rng=self._rng,
-            sometimes=self.sometimes,
+            link, connection.number, connection.channel, rng=self._rng, sometimes=self.sometimes
         )
 
     async def _learn_source(self, connection: Connection, early: bytearray) -> bool:

@@ -349,11 +349,7 @@ class _Run:
         raise DidNotSettle(f"no leader within {SERVE_WITHIN_S} s: {_status(ground)}")
 
     async def _demand_progress(
-        self,
-        ground: RealGround,
-        clients: WorkloadClients,
-        machine: RealClient,
-        last: RealClient,
+        self, ground: RealGround, clients: WorkloadClients, machine: RealClient, last: RealClient
     ) -> None:
         assert self.nemesis is not None
         self.phase = "settling"

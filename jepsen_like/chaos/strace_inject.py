@@ -90,12 +90,7 @@ class SlowFlushes:
 
 @contextmanager
 def slow_flushes(
-    pid: int,
-    delay_ms: int,
-    log: Path,
-    *,
-    calls: tuple[str, ...] = FLUSH_CALLS,
-    within_s: int,
+    pid: int, delay_ms: int, log: Path, *, calls: tuple[str, ...] = FLUSH_CALLS, within_s: int
 ) -> Iterator[SlowFlushes]:
     """Have every flush of a running process begin *delay_ms* late while the block runs.
 

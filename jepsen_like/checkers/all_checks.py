@@ -47,19 +47,8 @@ from dledger.jepsen_like.checkers.kernel.tables import MemorySource, table_to_nu
 from dledger.jepsen_like.checkers.run_rows import REST, RunRows
 from dledger.jepsen_like.checkers.transactions import SYSTEM_TOPICS, transactions_of
 from dledger.jepsen_like.checkers.verdict import Verdict, Violation, checked, judge
-from dledger.jepsen_like.history.columns import (
-    EVENTS,
-    floors_of,
-    history_of,
-)
-from dledger.jepsen_like.history.operation import (
-    NOTHING,
-    F,
-    History,
-    Level,
-    Operation,
-    Outcome,
-)
+from dledger.jepsen_like.history.columns import EVENTS, floors_of, history_of
+from dledger.jepsen_like.history.operation import NOTHING, F, History, Level, Operation, Outcome
 
 ROWS_MAX: Final = 3_000_000
 """Rows that a check which cannot be split may want; about 3 GB as objects."""

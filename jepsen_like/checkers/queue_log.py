@@ -126,11 +126,7 @@ def wanted_by(judged: Judged) -> Wanted:
 
 
 def name_violations(
-    judged: Judged,
-    ops: Columns,
-    obs: Columns,
-    subject: str,
-    appends: tuple[Operation, ...] = (),
+    judged: Judged, ops: Columns, obs: Columns, subject: str, appends: tuple[Operation, ...] = ()
 ) -> list[Violation]:
     """Return the violations of a queue, *subject*: ``topic/queue``.
 

@@ -270,9 +270,7 @@ def without_hole(missing: Iterable[Missing], holes: Sequence[Hole]) -> list[int]
 
 
 def lost_of(
-    missing: Mapping[Queue, Sequence[Missing]],
-    reads: Iterable[ReplicaRead],
-    holes: HolesOf | None,
+    missing: Mapping[Queue, Sequence[Missing]], reads: Iterable[ReplicaRead], holes: HolesOf | None
 ) -> set[int]:
     """Return the values of missing messages that are lost.
 

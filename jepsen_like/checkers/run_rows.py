@@ -51,8 +51,7 @@ ROW_WISE: Final = tuple(
     )
 )
 REST: Final = Want(
-    among=(("f", ROW_WISE),),
-    other_than=(("token", NOTHING), ("due_ns", NOTHING), ("group", "")),
+    among=(("f", ROW_WISE),), other_than=(("token", NOTHING), ("due_ns", NOTHING), ("group", ""))
 )
 """All that is judged row by row, but for what pulls found."""
 

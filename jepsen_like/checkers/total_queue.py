@@ -80,12 +80,7 @@ def add_up(homes: Iterable[tuple[Queue, Home]]) -> Algebra:
         "vanished": len(unknown) - recovered,
         "there": sum(home.there for _, home in every),
     }
-    kinds = {
-        LOST: lost,
-        UNEXPECTED: unexpected,
-        DUPLICATED: doubled,
-        FAILED_BUT_THERE: failed,
-    }
+    kinds = {LOST: lost, UNEXPECTED: unexpected, DUPLICATED: doubled, FAILED_BUT_THERE: failed}
     named = {name: tuple(values[:REPORTED_MAX].tolist()) for name, values in kinds.items()}
     return Algebra(counts, named, {name: len(values) for name, values in kinds.items()})
 

@@ -323,9 +323,7 @@ def _check_rows(
     subject = f"{half.topic}/{half.queue}"
     found: list[Violation] = []
     decided = min(
-        (op for op in one.ends if op.outcome == Outcome.OK),
-        key=lambda op: op.ret_ns,
-        default=None,
+        (op for op in one.ends if op.outcome == Outcome.OK), key=lambda op: op.ret_ns, default=None
     )
     for check in one.checks:
         pair = (half.op_id, check.op_id)

@@ -180,9 +180,7 @@ class Nemesis:
         self._plan = plan
         self._record = record
         self._nodes = nodes = Nodes(
-            ground,
-            rng_stream(plan.seed, "nemesis"),
-            keeps_unflushed="async_flush" in plan.modes,
+            ground, rng_stream(plan.seed, "nemesis"), keeps_unflushed="async_flush" in plan.modes
         )
         self._links = links = Links(ground, nodes)
         disks = Disks(ground, nodes)

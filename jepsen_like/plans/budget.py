@@ -24,14 +24,7 @@ from typing import Final
 from dledger.jepsen_like.plans.plan import Kind
 
 HURTING: Final = frozenset(
-    {
-        Kind.WIPE,
-        Kind.BIT_ROT,
-        Kind.TORN_TAIL,
-        Kind.BAD_SECTOR,
-        Kind.FILE_ROT,
-        Kind.LYING_FLUSH,
-    }
+    {Kind.WIPE, Kind.BIT_ROT, Kind.TORN_TAIL, Kind.BAD_SECTOR, Kind.FILE_ROT, Kind.LYING_FLUSH}
 )
 """Kinds after which a node does lack what it had acknowledged."""
 

@@ -31,13 +31,7 @@ PACKAGES: Final[dict[str, tuple[str, frozenset[Kind]]]] = {
     "process": (
         "SIGKILL, SIGSTOP, clean and rolling restarts, kills inside a flush",
         frozenset(
-            {
-                Kind.KILL,
-                Kind.PAUSE,
-                Kind.CLEAN_RESTART,
-                Kind.ROLLING_RESTART,
-                Kind.BUGGIFY_KILL,
-            }
+            {Kind.KILL, Kind.PAUSE, Kind.CLEAN_RESTART, Kind.ROLLING_RESTART, Kind.BUGGIFY_KILL}
         ),
     ),
     "power": (

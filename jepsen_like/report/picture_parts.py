@@ -91,8 +91,7 @@ def parts_of(
             "Which node led in which term: look for gaps, when none led, and for two bars above "
             "each other, an old leader that does not know yet. " + _terms_text(facts.terms),
             _figure(
-                draw.leader(facts.terms, down_of(run.samples, facts.span)),
-                leader_alt(facts.terms),
+                draw.leader(facts.terms, down_of(run.samples, facts.span)), leader_alt(facts.terms)
             )
             if nodes
             else (),
@@ -111,10 +110,7 @@ def parts_of(
             "Availability",
             "For each second, whether any send was acknowledged: look for red that lasts longer "
             "than an election takes. " + _availability_text(facts.availability),
-            _figure(
-                draw.availability(facts.availability),
-                availability_alt(facts.availability),
-            )
+            _figure(draw.availability(facts.availability), availability_alt(facts.availability))
             if has_operations
             else (),
             "The history has no operations.",

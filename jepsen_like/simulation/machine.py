@@ -162,11 +162,7 @@ class Node:
         self.disk_watchers: list[Callable[[str, str], None]] = []
         self.files: dict[str, bytes] = {}
         self.process: Process | None = None
-        self._events = {
-            "write": Event.WRITE,
-            "flush": Event.FLUSH,
-            "replace": Event.REPLACE,
-        }
+        self._events = {"write": Event.WRITE, "flush": Event.FLUSH, "replace": Event.REPLACE}
 
     # -- start and end ---------------------------------------------------------------------
 

@@ -96,8 +96,7 @@ def check_commit(world: CheckedWorld, node: BrokerNode, group: Group, commit: in
     stable = group.node.journal.stable_index
     if commit > stable:
         world.violate(
-            "commit_not_stable",
-            f"{node.name} shows {commit} as committed, stable here is {stable}",
+            "commit_not_stable", f"{node.name} shows {commit} as committed, stable here is {stable}"
         )
 
 
@@ -108,8 +107,7 @@ def check_acknowledged(world: CheckedWorld, node: BrokerNode, group: Group, inde
     end = group.node.journal.end_position_of(index)
     if end > node.seen_durable_end and _is_doubtful(node, group, node.seen_durable_end, end):
         world.violate(
-            "promise_before_disk",
-            f"{node.name} acknowledges {index}, which a power cut can undo",
+            "promise_before_disk", f"{node.name} acknowledges {index}, which a power cut can undo"
         )
 
 

@@ -268,11 +268,7 @@ class SideWork:
                     self._world.sometimes["side_work_failed"] += 1
 
     async def _turn(
-        self,
-        mode: str,
-        instance: ClientInstance,
-        producer: Producer,
-        consumer: PullConsumer,
+        self, mode: str, instance: ClientInstance, producer: Producer, consumer: PullConsumer
     ) -> bool:
         """Do one turn of a mode; return whether it was done to its end."""
         if mode == "live_settings":

@@ -66,16 +66,7 @@ UNHARMED: Final = _with_latency(HEALTHY)
 class Link:
     """One direction between two hosts."""
 
-    __slots__ = (
-        "busy_until_s",
-        "fault",
-        "held",
-        "is_cut",
-        "is_plain",
-        "late",
-        "source",
-        "target",
-    )
+    __slots__ = ("busy_until_s", "fault", "held", "is_cut", "is_plain", "late", "source", "target")
 
     def __init__(self, source: Host, target: Host) -> None:
         self.source = source

@@ -437,9 +437,7 @@ def _is_scrubbed(node: BrokerNode) -> bool:
 
 
 def run_world(
-    seed: int,
-    main: Callable[[World], Awaitable[T]],
-    settings: WorldSettings | None = None,
+    seed: int, main: Callable[[World], Awaitable[T]], settings: WorldSettings | None = None
 ) -> T:
     """Make a world, start it, run *main* in it and return what that returns.
 

@@ -22,12 +22,7 @@ from dledger.client.core.route import MessageQueue
 from dledger.client.producer.config import ProducerConfig
 from dledger.commitlog.errors import MQError
 from dledger.jepsen_like.checkers.final_reads import READER
-from dledger.jepsen_like.history.operation import (
-    F,
-    History,
-    Operation,
-    Outcome,
-)
+from dledger.jepsen_like.history.operation import F, History, Operation, Outcome
 from dledger.jepsen_like.plans.plan import Plan
 from dledger.jepsen_like.workloads.consumers import Consumers, Filterers, Lockers, Retriers
 from dledger.jepsen_like.workloads.lifetimes import Lifetimes

@@ -263,12 +263,7 @@ class Retriers:
         return list(result.messages)
 
     async def _give_back(
-        self,
-        instance: ClientInstance,
-        group: str,
-        process: int,
-        message: MessageExt,
-        rng: SimRng,
+        self, instance: ClientInstance, group: str, process: int, message: MessageExt, rng: SimRng
     ) -> Operation:
         clients = self._clients
         asked = -1 if rng.randrange(1000) < GIVEN_UP_PER_MILLE else 0
@@ -329,13 +324,7 @@ class Retriers:
             op.err = op.err or PROPERTIES
 
     def _returned(
-        self,
-        process: int,
-        group: str,
-        queue: MessageQueue,
-        value: int,
-        tries: int,
-        min_off: int,
+        self, process: int, group: str, queue: MessageQueue, value: int, tries: int, min_off: int
     ) -> Operation:
         op = self._clients.begin(process, F.RETURNED, queue)
         op.group, op.value, op.cnt, op.min_off = group, value, tries, min_off

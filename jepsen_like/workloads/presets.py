@@ -58,12 +58,7 @@ PRESETS: Final[dict[str, Preset]] = {
         "a push group that consumes each queue in its order, while members join, leave and are"
         " killed: none before those in front of it",
         _workload(
-            producers=24,
-            consumers=0,
-            readers=0,
-            push_members=4,
-            push_change_s=8,
-            push_orderly=True,
+            producers=24, consumers=0, readers=0, push_members=4, push_change_s=8, push_orderly=True
         ),
     ),
     "transactions": Preset(

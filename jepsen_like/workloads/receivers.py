@@ -141,11 +141,7 @@ class Receivers:
         return SimpleConsumer(instance, group, {self._clients.topic: "*"}, in_order=in_order)
 
     async def _round(
-        self,
-        consumer: ReceivingConsumer[Any],
-        process: int,
-        used: deque[Received],
-        rng: SimRng,
+        self, consumer: ReceivingConsumer[Any], process: int, used: deque[Received], rng: SimRng
     ) -> int:
         """Receive once and deal with what came; return the process that goes on."""
         low, high = INVISIBLE_S
@@ -243,11 +239,7 @@ class Receivers:
         return process if is_known else self._clients.new_process()
 
     async def _change(
-        self,
-        consumer: ReceivingConsumer[Any],
-        process: int,
-        message: Received,
-        invisible_s: float,
+        self, consumer: ReceivingConsumer[Any], process: int, message: Received, invisible_s: float
     ) -> Operation:
         op = self._begin(consumer, process, F.CHANGE_TIME, message)
         op.status = round(invisible_s * 1000)

@@ -53,10 +53,7 @@ class Source(Protocol):
     """An engine over the tables of one run."""
 
     def prepare(
-        self,
-        ops: tuple[Want, ...],
-        obs: tuple[Want, ...] = (),
-        replicas: Replicas | None = None,
+        self, ops: tuple[Want, ...], obs: tuple[Want, ...] = (), replicas: Replicas | None = None
     ) -> None:
         """Say which rows are asked for next: they may come from one scan."""
         ...

@@ -171,10 +171,7 @@ class Gathered:
                 self._facts.setdefault(queue, QueueFacts()).add_obs(columns)
 
     def reports(
-        self,
-        appends: Mapping[Queue, tuple[Operation, ...]],
-        replicas: Replicas,
-        each: Each = map,
+        self, appends: Mapping[Queue, tuple[Operation, ...]], replicas: Replicas, each: Each = map
     ) -> list[QueueReport]:
         """Judge every queue; *each* calls the judgement of each. The facts are used up."""
         facts = self._facts
@@ -204,10 +201,7 @@ class MemorySource:
         self._by_obs = [Batch(batch, {}, OBS) for batch in self._obs.to_batches()]
 
     def prepare(
-        self,
-        ops: tuple[Want, ...],
-        obs: tuple[Want, ...] = (),
-        replicas: Replicas | None = None,
+        self, ops: tuple[Want, ...], obs: tuple[Want, ...] = (), replicas: Replicas | None = None
     ) -> None:
         """Do nothing: all rows are in memory."""
 

@@ -24,8 +24,7 @@ async def test_figures_and_settings_of_one_broker(world: World, client: ClientIn
     broker = world.groups["g"].brokers[0]
     table = KVTable(table={"raftTerm": "7"}).encode()
     broker.on(
-        RequestCode.GET_BROKER_RUNTIME_INFO,
-        lambda asked: response_to(asked, 0, None, {}, table),
+        RequestCode.GET_BROKER_RUNTIME_INFO, lambda asked: response_to(asked, 0, None, {}, table)
     )
     broker.on(
         RequestCode.GET_BROKER_CONFIG,

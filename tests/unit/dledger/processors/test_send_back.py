@@ -113,9 +113,7 @@ def test_send_back_delays_grow_unless_given(
     assert copy.property_map["DELAY"] == str(level)
 
 
-def test_copy_of_a_copy_names_the_first_message(
-    broker: Broker,
-) -> None:
+def test_copy_of_a_copy_names_the_first_message(broker: Broker) -> None:
     broker.make_topic("%RETRY%g", 1)
     reported = (
         "RETRY_TOPIC\x01T\x02ORIGIN_MESSAGE_ID\x01FIRST\x02"

@@ -5,12 +5,7 @@ from __future__ import annotations
 from dledger.settings.config import load_config
 from dledger.settings.parts import empty_tables
 from dledger.settings.schema import ConfigFile
-from dledger.state.topics import (
-    PERM_READ,
-    PERM_WRITE,
-    TRACE_TOPIC,
-    TopicConfig,
-)
+from dledger.state.topics import PERM_READ, PERM_WRITE, TRACE_TOPIC, TopicConfig
 
 
 def test_trace_topic_exists_when_enabled() -> None:
