@@ -79,7 +79,7 @@ _MODULES = {
     "SendMessageContext": "dledger.client.core.hooks",
     "SendMessageHook": "dledger.client.core.hooks",
     # Read message trace
-    "TRACE_TOPIC": "dledger.client.trace",
+    "TRACE_TOPIC": "dledger.remoting.protocol.topic_names",
     "TraceBean": "dledger.client.trace",
     "TraceContext": "dledger.client.trace",
     "TraceType": "dledger.client.trace",
@@ -170,7 +170,7 @@ if TYPE_CHECKING:
         TransactionProducer,
         TransactionProducerConfig,
     )
-    from dledger.client.trace import TRACE_TOPIC, TraceBean, TraceContext, TraceType
+    from dledger.client.trace import TraceBean, TraceContext, TraceType
     from dledger.remoting.protocol.access_bodies import (
         AclConfig,
         AclInfo,
@@ -185,6 +185,7 @@ if TYPE_CHECKING:
     )
     from dledger.remoting.protocol.codes import RequestCode
     from dledger.remoting.protocol.signature import Credentials
+    from dledger.remoting.protocol.topic_names import TRACE_TOPIC
     from dledger.remoting.tcp import client_tls
 else:
 

@@ -227,7 +227,7 @@ async def _asked(admin: Admin, address: str, source: Source) -> int | None:
     """Return the commit index of the leader at *address*; None when it does not lead."""
     from dledger.client.core.errors import ClientError
     from dledger.client.core.route import MessageQueue
-    from dledger.state.topics import STATE_TOPIC
+    from dledger.remoting.protocol.topic_names import STATE_TOPIC
 
     try:
         status = await admin.raft_status(address)

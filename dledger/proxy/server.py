@@ -28,7 +28,7 @@ from dledger.commitlog.errors import ConfigError, MQError
 from dledger.proxy import messaging_pb2 as pb
 from dledger.proxy.access import host_of
 from dledger.proxy.caller import Caller
-from dledger.proxy.messages import full_name
+from dledger.proxy.messages import MAX_MESSAGE_BYTES, full_name
 from dledger.proxy.metrics import CallMetrics, OpenCall, ProxyMetrics, served_page
 from dledger.proxy.open_receives import Received
 from dledger.proxy.service import MessagingService
@@ -79,9 +79,6 @@ class HeldBytes:
 
 
 SERVICE: Final = "apache.rocketmq.v2.MessagingService"
-
-MAX_MESSAGE_BYTES: Final = 16 << 20
-"""Of one request or answer: a batch of the largest bodies that brokers take has a quarter of it."""
 
 MAX_CALLS: Final = 20_000
 """Calls open at a time, streams and waiting receives included; one more is refused by gRPC as
@@ -236,6 +233,7 @@ class _Handlers:
             for answer in received.answers:
                 if context.done():
                     return
+                received.seen += answer.HasField("message")
                 await context.write(answer)
             is_written = True
             counted.answered(*received.answers)

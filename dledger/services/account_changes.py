@@ -14,7 +14,6 @@ from msgspec.structs import replace
 
 from dledger.remoting.access.accounts import (
     KEY_LENGTH_MIN,
-    RETRY_PREFIX,
     Account,
     Permission,
     WhiteAddresses,
@@ -29,6 +28,7 @@ from dledger.remoting.access.policies import (
     resource_text,
 )
 from dledger.remoting.protocol.access_bodies import AccessConfigHeader, AclInfo, UserInfo
+from dledger.remoting.protocol.topic_names import RETRY_PREFIX
 from dledger.state.accounts import AccountConfig, PolicyConfig
 from dledger.state.table import plain
 

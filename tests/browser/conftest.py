@@ -14,12 +14,7 @@ from playwright.sync_api import Browser, Page, sync_playwright
 from dledger.jepsen_like.report.run_report import report
 from tests.harness.run_folders import BEGIN_NS, MadeRun, make_run, write_run
 
-VERDICTS = {
-    "valid": "valid",
-    "invalid": "invalid",
-    "unknown": "unknown",
-    "crowded": "invalid",
-}
+VERDICTS = {"valid": "valid", "invalid": "invalid", "unknown": "unknown", "crowded": "invalid"}
 """Runs by name, the oldest first."""
 
 DURATION_S = 40
@@ -53,10 +48,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
     store = Store(tmp_path_factory.mktemp("browser") / "runs")
     for name, verdict in VERDICTS.items():
         made = make_run(
-            operations=OPERATIONS,
-            duration_s=DURATION_S,
-            faults=5,
-            stale_read=verdict == "invalid",
+            operations=OPERATIONS, duration_s=DURATION_S, faults=5, stale_read=verdict == "invalid"
         )
         folder = write_run(store.folder / name, made, duration_s=DURATION_S)
         store.made[name] = made

@@ -109,8 +109,10 @@ def ack(broker: Broker, handle: ReceiptHandle, **changes: Any) -> RemotingComman
     return broker.call(RequestCode.ACK_MESSAGE, receipt(handle, **changes))
 
 
-def change(broker: Broker, handle: ReceiptHandle, invisible_ms: int) -> RemotingCommand:
-    ext = receipt(handle, invisibleTime=invisible_ms)
+def change(
+    broker: Broker, handle: ReceiptHandle, invisible_ms: int, **more: str
+) -> RemotingCommand:
+    ext = receipt(handle, invisibleTime=invisible_ms, **more)
     return broker.call(RequestCode.CHANGE_MESSAGE_INVISIBLETIME, ext)
 
 

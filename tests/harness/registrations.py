@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from dledger.namesrv.registration import (
-    Registration,
-)
+from dledger.namesrv.registration import Registration
 from dledger.namesrv.route_table import RouteInfoManager
 from dledger.remoting.protocol.bodies import DataVersion, TopicConfig
 

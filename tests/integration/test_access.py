@@ -255,10 +255,7 @@ async def test_secured_group_survives_its_leader(guarded: Guarded) -> None:
     cluster = guarded.cluster
     names = [cluster.namesrv_address]
     first = await cluster.wait_leader()
-    async with (
-        connect(names, guarded.config(SERVICE)) as client,
-        Producer(client, "p") as producer,
-    ):
+    async with connect(names, guarded.config(SERVICE)) as client, Producer(client, "p") as producer:
         await producer.send(Message("orders", b"before"))
         await cluster.kill(first)
         await producer.send(Message("orders", b"after"), timeout_s=30)

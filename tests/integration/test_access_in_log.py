@@ -90,9 +90,7 @@ def refused(cluster: LocalCluster, name: str, secret: str) -> str:
 
 
 def test_commands_change_accounts_that_count(
-    cluster: LocalCluster,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert dledger(cluster, "acl", "add", "order-service", "--cluster") == 0
     secret = capsys.readouterr().out.strip()

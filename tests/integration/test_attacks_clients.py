@@ -74,9 +74,7 @@ async def attack(kind: str, *addresses: str) -> AsyncIterator[Callable[[], dict[
     """Run an attacker while the block runs; yield its report, complete once it is over."""
     done: dict[str, int] = {}
     process = await trio.lowlevel.open_process(
-        [sys.executable, "-m", "tests.harness.attacker", kind, *addresses],
-        stdin=-1,
-        stdout=-1,
+        [sys.executable, "-m", "tests.harness.attacker", kind, *addresses], stdin=-1, stdout=-1
     )
     assert process.stdin
     assert process.stdout

@@ -117,9 +117,7 @@ def stranger() -> Stranger:
     return Stranger(TcpNetwork())
 
 
-async def test_hostile_peer_frames_end_no_broker(
-    cluster: LocalCluster,
-) -> None:
+async def test_hostile_peer_frames_end_no_broker(cluster: LocalCluster) -> None:
     statuses = await all_statuses(cluster)
     term = max(status["term"] for status in statuses.values())
     said = [

@@ -137,9 +137,7 @@ async def test_broker_refuses_the_folder_of_another_node(
     await goes_on_cleanly(cluster)
 
 
-async def test_broker_refuses_a_folder_in_use(
-    cluster: LocalCluster,
-) -> None:
+async def test_broker_refuses_a_folder_in_use(cluster: LocalCluster) -> None:
     await cluster.start("n0")
     await cluster.wait_healthy()
     status, line = await refused_start(cluster, "--listen-port", "0")

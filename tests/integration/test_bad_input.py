@@ -23,10 +23,7 @@ from dledger.cli.local_cluster import LocalCluster, Node, lay_out
 from dledger.client.connect import connect
 from dledger.client.consumer.pull_consumer import PullConsumer
 from dledger.client.core.client_instance import ClientInstance
-from dledger.client.core.errors import (
-    MessageIllegalError,
-    OffsetIllegalError,
-)
+from dledger.client.core.errors import MessageIllegalError, OffsetIllegalError
 from dledger.client.core.message import Message
 from dledger.client.core.route import MessageQueue
 from dledger.client.producer.config import ProducerConfig
@@ -303,9 +300,7 @@ async def test_a_topic_with_bad_characters_is_refused(world: World, topic: str) 
     assert all(name.isascii() and "/" not in name and len(name) < 128 for name in folders)
 
 
-async def test_broker_stores_four_mebibytes_and_refuses_more(
-    world: World,
-) -> None:
+async def test_broker_stores_four_mebibytes_and_refuses_more(world: World) -> None:
     answer = await world.send(bytes(MAX_BODY_BYTES + 1))
     assert answer.code == ResponseCode.MESSAGE_ILLEGAL
     assert f"{MAX_BODY_BYTES + 1} bytes, at most {MAX_BODY_BYTES}" in (answer.remark or "")
@@ -317,9 +312,7 @@ async def test_broker_stores_four_mebibytes_and_refuses_more(
         assert refused.value.outcome == "not_stored"
 
 
-async def test_broker_refuses_a_body_over_its_own_limit(
-    world: World,
-) -> None:
+async def test_broker_refuses_a_body_over_its_own_limit(world: World) -> None:
     """The SDK with another limit: both of its ways to send end at the broker's."""
     config = ProducerConfig(max_message_bytes=8 << 20, compress_over_bytes=None)
     body = os.urandom(MAX_BODY_BYTES + 1)

@@ -133,9 +133,7 @@ def test_losses_of_an_asynchronous_flush_are_found(tmp_path: Path) -> None:
 
 @pytest.mark.planted
 @pytest.mark.hunt
-def test_chaos_finds_and_minimizes_a_planted_bug(
-    tmp_path: Path,
-) -> None:
+def test_chaos_finds_and_minimizes_a_planted_bug(tmp_path: Path) -> None:
     store, tree = tmp_path / "runs", plant_tree(87, tmp_path / "tree")
     code, said = chaos(
         store, "run", "--faults", "kill", "--time", "20", "--interval", "2",

@@ -20,13 +20,7 @@ import trio
 from dledger.commitlog.disk import OsDisk
 from dledger.commitlog.errors import DiskFullError
 from dledger.jepsen_like.chaos import limits, loop_disk
-from dledger.jepsen_like.chaos.file_damage import (
-    Part,
-    Stretch,
-    choose_byte,
-    wipe,
-    written_in,
-)
+from dledger.jepsen_like.chaos.file_damage import Part, Stretch, choose_byte, wipe, written_in
 from dledger.jepsen_like.chaos.limits import few_open_files, limit_with_spare
 from dledger.jepsen_like.chaos.loop_disk import PAGE_BYTES, LoopDisk, pages_kept
 from dledger.jepsen_like.chaos.strace_inject import fail_one_flush, slow_flushes

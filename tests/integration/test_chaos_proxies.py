@@ -14,13 +14,7 @@ from dledger.jepsen_like.plans.plan import Kind, Step, Workload
 from tests.harness.chaos_runs import events, play_plan, sent_during
 
 WORKLOAD = Workload(
-    producers=4,
-    consumers=0,
-    readers=1,
-    receivers=6,
-    interval_ms=60,
-    delayed_per_mille=0,
-    proxies=2,
+    producers=4, consumers=0, readers=1, receivers=6, interval_ms=60, delayed_per_mille=0, proxies=2
 )
 
 pytestmark = pytest.mark.slow

@@ -102,9 +102,7 @@ def read_trace(path: Path, client_ports: set[int]) -> Trace:
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")
-async def test_leader_and_a_follower_flush_before_each_ack(
-    tmp_path: Path,
-) -> None:
+async def test_leader_and_a_follower_flush_before_each_ack(tmp_path: Path) -> None:
     async with local_cluster(tmp_path / "cluster", settings=SETTINGS) as cluster:
         await create_topic([cluster.namesrv_address], "t", queues=1)
         await in_one_term(cluster, lambda leader: each_ack_is_flushed(cluster, leader))

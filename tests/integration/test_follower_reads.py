@@ -101,9 +101,7 @@ async def cluster(shared: LocalCluster) -> AsyncIterator[LocalCluster]:
     await heal(shared)
 
 
-async def test_slow_reader_finds_the_same_at_a_follower(
-    cluster: LocalCluster,
-) -> None:
+async def test_slow_reader_finds_the_same_at_a_follower(cluster: LocalCluster) -> None:
     await fill([cluster.namesrv_address], 20)
 
     async def play(leader: str) -> str:

@@ -246,10 +246,7 @@ async def keep_less(cluster: LocalCluster, stored: list[bytes]) -> None:
         assert (answer.code, answer.ext["outcome"]) == (1, "not_stored")
         lost = decode_given_up(answer.ext[GIVES_UP_FIELD])
         assert 0 < lost.messages["t"] <= len(stored)
-    async with (
-        connect([cluster.namesrv_address]) as client,
-        Producer(client, "p") as producer,
-    ):
+    async with connect([cluster.namesrv_address]) as client, Producer(client, "p") as producer:
         await producer.send(Message(SHORT, b"goes, too"))
     await let_retention_look(cluster)
     assert await bodies_at(cluster.namesrv_address, "t") == stored
@@ -281,10 +278,7 @@ async def test_two_full_disks_of_three_give_up_nothing(
         await cluster.wait_healthy()
         for topic in ("t", SHORT):
             await create_topic([cluster.namesrv_address], topic, queues=1)
-        async with (
-            connect([cluster.namesrv_address]) as client,
-            Producer(client, "p") as producer,
-        ):
+        async with connect([cluster.namesrv_address]) as client, Producer(client, "p") as producer:
             await producer.send(Message(SHORT, b"goes"))
         if await cluster.wait_leader() not in small:
             await transfer_leader("n0", namesrv=cluster.namesrv_address)

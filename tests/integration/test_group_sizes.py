@@ -111,9 +111,7 @@ async def test_weaker_modes_name_their_risk_and_survive_a_kill(
         await cluster.wait_caught_up(leader)
 
 
-async def test_all_members_killed_at_once_lose_no_ack(
-    tmp_path: Path,
-) -> None:
+async def test_all_members_killed_at_once_lose_no_ack(tmp_path: Path) -> None:
     async with local_cluster(tmp_path, settings=SMALL_FILES) as cluster:
         await create_topic([cluster.namesrv_address], "t", queues=1)
         await send_and_read(cluster)

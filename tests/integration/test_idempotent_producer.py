@@ -154,10 +154,7 @@ async def put_in(producer: Producer, stop: trio.Event, sent: list[bytes]) -> Non
 
 
 async def take_steps(
-    cluster: LocalCluster,
-    stop: trio.Event,
-    stored: list[bytes],
-    ends: Counter[str],
+    cluster: LocalCluster, stop: trio.Event, stored: list[bytes], ends: Counter[str]
 ) -> None:
     """Work on both queues in each step, until both are empty after *stop*."""
     async with (

@@ -206,9 +206,7 @@ async def test_wiped_follower_comes_back_as_a_voter(tmp_path: Path) -> None:
         logs_are_equal(cluster, statuses)
 
 
-async def test_members_change_by_command_under_load(
-    tmp_path: Path,
-) -> None:
+async def test_members_change_by_command_under_load(tmp_path: Path) -> None:
     async with local_cluster(tmp_path, settings=SMALL_FILES) as cluster:
         namesrv = cluster.namesrv_address
         async with loaded(cluster) as load:

@@ -102,9 +102,7 @@ async def test_a_stranger_is_refused_and_the_group_goes_on(
         await wait_logged(node, "peer_refused")
 
 
-async def test_ports_refuse_the_wrong_protocol(
-    three_brokers: LocalCluster,
-) -> None:
+async def test_ports_refuse_the_wrong_protocol(three_brokers: LocalCluster) -> None:
     host, port = peer_address(three_brokers, "n0")
     with pytest.raises(NoNameServerError):
         await ask(f"{host}:{port}", RequestCode.RAFT_STATUS)

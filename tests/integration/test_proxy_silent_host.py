@@ -59,11 +59,7 @@ class Cable:
 
 def test_stream_of_a_silent_host_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     quick: dict[str, Any] = dict(server.OPTIONS)
-    times = [
-        "grpc.keepalive_time_ms",
-        "grpc.keepalive_timeout_ms",
-        "grpc.http2.ping_timeout_ms",
-    ]
+    times = ["grpc.keepalive_time_ms", "grpc.keepalive_timeout_ms", "grpc.http2.ping_timeout_ms"]
     assert all(quick[name] <= 20_000 for name in times)
     quick |= dict.fromkeys(times, 300)
     monkeypatch.setattr(server, "OPTIONS", tuple(quick.items()))

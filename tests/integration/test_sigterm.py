@@ -73,9 +73,7 @@ async def second_start(node: Node) -> dict[str, object]:
     return await wait_logged(node, "broker_started", 2)
 
 
-async def test_sigterm_of_the_leader_fails_no_send(
-    tmp_path: Path,
-) -> None:
+async def test_sigterm_of_the_leader_fails_no_send(tmp_path: Path) -> None:
     async with local_cluster(tmp_path, settings=SMALL_FILES) as cluster:
         await create_topic([cluster.namesrv_address], "t", queues=4)
         sends = Sends()

@@ -29,10 +29,7 @@ OVER_S = TTL_MS / 1000 + 1
 
 @asynccontextmanager
 async def cluster_of_one() -> AsyncIterator[tuple[EmbeddedCluster, ClientInstance]]:
-    async with (
-        embedded_cluster(brokers=1, topics={"T": 1}) as cluster,
-        cluster.client() as client,
-    ):
+    async with embedded_cluster(brokers=1, topics={"T": 1}) as cluster, cluster.client() as client:
         yield cluster, client
 
 

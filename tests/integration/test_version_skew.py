@@ -81,9 +81,7 @@ def test_newer_broker_is_refused_and_comes_back(tmp_path: Path, target: str) -> 
 
 
 @pytest.mark.hunt
-def test_killed_newer_broker_comes_back(
-    tmp_path: Path,
-) -> None:
+def test_killed_newer_broker_comes_back(tmp_path: Path) -> None:
     for stretch in (1, 2, 4):  # it has to be up when it is killed
         for_ms = stretch * FOR_MS
         kill = Step(AT_MS + for_ms - 2_000, Kind.KILL, "1", 500)

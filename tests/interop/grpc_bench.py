@@ -87,9 +87,7 @@ async def by_grpc(proxy: str, seconds: float) -> Rate:
             message = pb.Message(
                 topic=pb.Resource(name=TOPIC),
                 system_properties=pb.SystemProperties(
-                    message_id=f"{number:034X}",
-                    message_type=pb.NORMAL,
-                    body_encoding=pb.IDENTITY,
+                    message_id=f"{number:034X}", message_type=pb.NORMAL, body_encoding=pb.IDENTITY
                 ),
                 body=BODY,
             )

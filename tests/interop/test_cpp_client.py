@@ -115,9 +115,7 @@ async def test_every_kind_of_send_is_stored_as_it_was_meant(tmp_path: Path) -> N
 
 
 @pytest.mark.hunt
-async def test_push_consumer_gets_refused_messages_again(
-    tmp_path: Path,
-) -> None:
+async def test_push_consumer_gets_refused_messages_again(tmp_path: Path) -> None:
     async with local_cluster(tmp_path / "cluster", settings=SMALL_FILES) as cluster:
         namesrv = cluster.namesrv_address
         await create_topic([namesrv], "sent", queues=4)

@@ -15,12 +15,7 @@ from tests.harness.cluster_questions import create_topic
 from tests.harness.foreign_client import REMOTING_GO, foreign_client, needs_remoting_go
 from tests.harness.grpc_clients import lose_nothing
 from tests.harness.local_settings import SMALL_FILES
-from tests.harness.remoting_clients import (
-    QUICK_CHECKS,
-    TOPIC,
-    exchange_every_kind,
-    one_at_a_time,
-)
+from tests.harness.remoting_clients import QUICK_CHECKS, TOPIC, exchange_every_kind, one_at_a_time
 
 pytestmark = [pytest.mark.slow, pytest.mark.hunt, needs_remoting_go]
 

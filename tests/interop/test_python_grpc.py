@@ -15,12 +15,7 @@ import trio
 
 from dledger.client.connect import connect
 from tests.harness.cluster_questions import create_topic
-from tests.harness.foreign_client import (
-    GRPC_PYTHON,
-    SCRIPTS,
-    foreign_client,
-    needs_grpc_python,
-)
+from tests.harness.foreign_client import GRPC_PYTHON, SCRIPTS, foreign_client, needs_grpc_python
 from tests.harness.grpc_clients import (
     LOOK_S,
     answered,

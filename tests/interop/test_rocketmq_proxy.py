@@ -48,9 +48,7 @@ def node_client(folder: Path, *arguments: str) -> Any:
 
 
 @asynccontextmanager
-async def cluster_behind_a_proxy(
-    folder: Path,
-) -> AsyncIterator[tuple[LocalCluster, RocketMqProxy]]:
+async def cluster_behind_a_proxy(folder: Path) -> AsyncIterator[tuple[LocalCluster, RocketMqProxy]]:
     """Run three brokers and RocketMQ's proxy.
 
     There is a topic for messages of all types, and one for transactions: the proxy lets brokers ask

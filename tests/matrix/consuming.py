@@ -181,11 +181,7 @@ async def orderly_consumption(ground: Ground) -> AsyncIterator[Round]:
 
 
 async def _fenced(
-    consumer: PullConsumer,
-    holder: LockClient,
-    rival: LockClient,
-    queue: MessageQueue,
-    number: int,
+    consumer: PullConsumer, holder: LockClient, rival: LockClient, queue: MessageQueue, number: int
 ) -> None:
     """The holder of the lock keeps it; its token does not count once another client has it."""
     token = (await holder.lock([queue], timeout_s=40))[queue]

@@ -35,14 +35,7 @@ from tests.mutants.hunt import BUDGET_CPU_S, FAST_BUDGET_CPU_S, Hunted, hunt
 from tests.mutants.named import run_named
 from tests.mutants.patches import REAL_BROKERS, Patch, read_patches
 from tests.mutants.real_brokers import Looked, look_for
-from tests.mutants.score import (
-    compared,
-    facts_of,
-    make_scores,
-    read_scores,
-    rows_of,
-    slowest,
-)
+from tests.mutants.score import compared, facts_of, make_scores, read_scores, rows_of, slowest
 from tests.mutants.trees import plant_tree, planted_tree
 
 app = App(
@@ -286,8 +279,7 @@ def brokers(
         int, Parameter(help="Plans at most for a bug.", validator=validators.Number(gte=1))
     ] = 3,
     at_least: Annotated[
-        int,
-        Parameter(help="How many must be found; 0: all.", validator=validators.Number(gte=0)),
+        int, Parameter(help="How many must be found; 0: all.", validator=validators.Number(gte=0))
     ] = 0,
     output: Output = "table",
 ) -> int:

@@ -172,11 +172,7 @@ async def _hunt_one(
 async def _is_sound(hunted: Hunted, order: Order, sound: dict[bytes, bool]) -> bool:
     """Return whether the plan that showed a bug is valid without it."""
     once = msgspec.structs.replace(
-        with_preset(order, hunted.preset),
-        first=hunted.seed,
-        count=1,
-        cpu_seconds=0.0,
-        guided=False,
+        with_preset(order, hunted.preset), first=hunted.seed, count=1, cpu_seconds=0.0, guided=False
     )
     key = msgspec.json.encode(once)
     if key not in sound:

@@ -24,10 +24,7 @@ from dledger.state.state_record import (
 )
 from dledger.state.table import StateChange
 from dledger.state.tables import StateTables
-from dledger.state.topics import (
-    SubscriptionGroupConfig,
-    TopicConfig,
-)
+from dledger.state.topics import SubscriptionGroupConfig, TopicConfig
 from tests.harness.extent import examples
 from tests.harness.fake_group import STORE_HOST, batch_of, empty_tables
 
@@ -40,8 +37,7 @@ Messages = tuple[str, int, int]
 messages = st.tuples(TOPICS, QUEUES, st.integers(1, 12))
 topics_change = st.builds(
     lambda name, queues, delete: TopicsChange(
-        put=() if delete else (TopicConfig(name, queues, queues),),
-        delete=(name,) if delete else (),
+        put=() if delete else (TopicConfig(name, queues, queues),), delete=(name,) if delete else ()
     ),
     st.sampled_from(["T", "U"]),
     st.integers(1, 4),

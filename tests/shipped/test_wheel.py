@@ -169,13 +169,7 @@ def test_wheel_types_are_those_of_every_package(wheel: Path) -> None:
 
 
 def test_wheel_metadata_has_extras_and_a_license(wheel: Path) -> None:
-    assert metadata(wheel, "Provides-Extra") == [
-        "chaos",
-        "console",
-        "otel",
-        "proxy",
-        "spark",
-    ]
+    assert metadata(wheel, "Provides-Extra") == ["chaos", "console", "otel", "proxy", "spark"]
     assert metadata(wheel, "License-Expression") == ["Apache-2.0"]
     (keywords,) = metadata(wheel, "Keywords")
     assert {"rocketmq", "raft"} <= set(keywords.split(","))

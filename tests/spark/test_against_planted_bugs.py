@@ -21,18 +21,7 @@ from tests.spark.test_against_the_runner import named
 
 pytestmark = pytest.mark.slow
 
-FIRST_SEEDS = {
-    63: 5,
-    64: 2,
-    65: 15,
-    67: 2,
-    68: 5,
-    73: 15,
-    74: 25,
-    75: 5,
-    92: 18,
-    94: 3,
-}
+FIRST_SEEDS = {63: 5, 64: 2, 65: 15, 67: 2, 68: 5, 73: 15, 74: 25, 75: 5, 92: 18, 94: 3}
 """The bug, and a seed whose plan is known to bring it out: others are tried after it."""
 
 

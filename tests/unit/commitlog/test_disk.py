@@ -16,11 +16,7 @@ import pytest
 from dledger.commitlog import disk as real_disk
 from dledger.commitlog.disk import OsDisk, OsFile
 from dledger.commitlog.entry_log import EntryLog
-from dledger.commitlog.errors import (
-    DiskFullError,
-    FlushFailedError,
-    InvariantBroken,
-)
+from dledger.commitlog.errors import DiskFullError, FlushFailedError, InvariantBroken
 from dledger.commitlog.seams import DiskFile
 from tests.harness.entry_frames import next_frame
 

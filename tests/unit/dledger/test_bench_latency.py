@@ -5,13 +5,7 @@ from __future__ import annotations
 import pytest
 import trio
 
-from dledger.cli.bench_topic import (
-    LatencyLoad,
-    ScheduleTally,
-    latencies,
-    send_on_schedule,
-    summary,
-)
+from dledger.cli.bench_topic import LatencyLoad, ScheduleTally, latencies, send_on_schedule, summary
 from dledger.cli.main import main
 from dledger.client.core.errors import UnknownOutcomeError
 from dledger.commitlog.errors import MQError

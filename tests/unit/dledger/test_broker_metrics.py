@@ -11,7 +11,7 @@ import pytest
 from dledger import topic_metrics
 from dledger.broker_metrics import READY_LAG_ENTRIES, LeaderChanges, Readiness
 from dledger.client.connect import connect
-from dledger.commitlog.properties import encode_properties
+from dledger.commitlog.properties import SCHEDULE_TOPIC, TIMER_TOPIC, encode_properties
 from dledger.group_api import BrokerGroup
 from dledger.namesrv.route_table import RouteInfoManager
 from dledger.namesrv.server import NamesrvMetrics
@@ -27,8 +27,9 @@ from dledger.remoting.protocol.bodies import (
     SubscriptionData,
 )
 from dledger.remoting.protocol.codes import RequestCode
+from dledger.remoting.protocol.topic_names import HALF_TOPIC
 from dledger.state.state_record import TopicsChange, state_batch
-from dledger.state.topics import HALF_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC, TopicConfig
+from dledger.state.topics import TopicConfig
 from dledger.testing.doubles import ManualClock
 from dledger.topic_metrics import message_type
 from tests.harness.broker import Broker

@@ -41,8 +41,7 @@ def lived_in(group: FakeGroup, clock: ManualClock) -> Broker:
     group.settle()
     subscription = SubscriptionData(topic="T", sub_string="*", sub_version=1)
     heartbeat = HeartbeatData(
-        client_id="c1",
-        consumer_data_set=[ConsumerData("g", subscription_data_set=[subscription])],
+        client_id="c1", consumer_data_set=[ConsumerData("g", subscription_data_set=[subscription])]
     )
     KnownGroups(group, broker.processors.topics).make_known("g")
     broker.call(RequestCode.HEART_BEAT, {}, heartbeat.encode())

@@ -25,10 +25,7 @@ pytestmark = pytest.mark.slow
 
 ROOT = "/memory"
 SETTINGS = StoreTable(
-    path_root_dir=ROOT,
-    mapped_file_size_commit_log=4096,
-    max_hash_slot_num=100,
-    max_index_num=400,
+    path_root_dir=ROOT, mapped_file_size_commit_log=4096, max_hash_slot_num=100, max_index_num=400
 )
 FLOOR, APPLIED, END, COMMITTED = 20, 30, 34, 11
 """First kept entry of the leader, what its snapshot covers, its newest entry, and

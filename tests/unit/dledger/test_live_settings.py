@@ -340,10 +340,10 @@ def test_live_settings_request_holds_properties(
     )
     assert answered.code == 0
     assert json.loads(answered.ext["version"])["counter"] == 1
-    assert (
-        live.config.broker.broker_permission,
-        live.config.broker.short_polling_time_ms,
-    ) == (4, 9)
+    assert (live.config.broker.broker_permission, live.config.broker.short_polling_time_ms) == (
+        4,
+        9,
+    )
 
 
 def test_live_settings_request_must_be_confirmed(
@@ -364,8 +364,7 @@ def test_live_settings_request_must_be_confirmed(
 
 
 @pytest.mark.parametrize(
-    "body",
-    [b"", b"\n# nothing\n", b"\xff=1", b"a=\\u12", b"=1", b"x" * (CHANGE_BYTES_MAX + 1)],
+    "body", [b"", b"\n# nothing\n", b"\xff=1", b"a=\\u12", b"=1", b"x" * (CHANGE_BYTES_MAX + 1)]
 )
 def test_live_settings_request_without_changes_is_refused(
     processor: BrokerConfigProcessor, body: bytes

@@ -14,9 +14,7 @@ import pytest
 from dledger.applier import APPLY_AT_ONCE_ENTRIES, APPLY_AT_ONCE_QUEUES, QUEUES_PER_TOPICS, Applier
 from dledger.commitlog.entry import Run
 from dledger.commitlog.queue_unit import UNIT_DTYPE
-from dledger.proposals import (
-    PendingQueueOffsets,
-)
+from dledger.proposals import PendingQueueOffsets
 from dledger.state.apply import Applied, QueueUnits
 from dledger.state.tables import QueueBounds
 from tests.harness.fake_group import empty_tables

@@ -47,9 +47,7 @@ def test_without_yes_only_groups_that_lose_nothing_change(
     assert "orders in b: not changed; --yes does it" in shown.err
 
 
-def test_with_yes_every_group_changes(
-    changes: list[Mapping[str, str]],
-) -> None:
+def test_with_yes_every_group_changes(changes: list[Mapping[str, str]]) -> None:
     assert main(["topic", "retention", "orders", "6h", "--yes"]) == 0
     assert [change["group"] for change in changes] == ["a", "b"]
     for change in changes:

@@ -29,9 +29,7 @@ A, B = "10.0.0.1:10911", "10.0.0.2:10911"
 ORDER = {"namespace": "ORDER_TOPIC_CONFIG", "key": "T1"}
 
 
-async def test_broken_connection_removes_its_broker(
-    tmp_path: Path,
-) -> None:
+async def test_broken_connection_removes_its_broker(tmp_path: Path) -> None:
     async with trio.open_nursery() as nursery:
         host, port = await nursery.start(
             partial(

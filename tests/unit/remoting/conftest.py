@@ -39,9 +39,7 @@ class Wire:
 
 
 @pytest.fixture
-def wire(
-    nursery: trio.Nursery,
-) -> Callable[..., Wire]:
+def wire(nursery: trio.Nursery) -> Callable[..., Wire]:
     """Serve a connection; the test talks to it in raw bytes."""
 
     def make(

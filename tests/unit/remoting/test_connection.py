@@ -13,11 +13,7 @@ from dledger.remoting.connection import Connection
 from dledger.remoting.connection_limits import ConnectionLimits
 from dledger.remoting.errors import ConnectionLostError, RequestTimedOutError, TooManyInFlightError
 from dledger.remoting.processor import Limiter
-from dledger.remoting.protocol.command import (
-    RemotingCommand,
-    request,
-    response_to,
-)
+from dledger.remoting.protocol.command import RemotingCommand, request, response_to
 from dledger.remoting.protocol.frame import encode_command
 from dledger.remoting.write_buffer import SEND_BYTES
 from tests.harness.wire_frames import (
@@ -166,9 +162,7 @@ async def test_a_send_that_ends_just_when_its_time_does_costs_nothing(
 async def test_late_answers_to_a_peer_that_does_not_read_are_bounded(wire: Any) -> None:
     held: list[RemotingCommand] = []
     one = wire(
-        table(hold_in(held)),
-        limits=ConnectionLimits(max_write_buffer_bytes=10_000),
-        lockstep=True,
+        table(hold_in(held)), limits=ConnectionLimits(max_write_buffer_bytes=10_000), lockstep=True
     )
     await one.far.send_all(b"".join(asked_with(n) for n in range(20)))
     await trio.testing.wait_all_tasks_blocked()

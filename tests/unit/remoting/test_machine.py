@@ -148,9 +148,7 @@ async def test_work_that_comes_seldom_stays_in_threads(monkeypatch: pytest.Monke
     assert not executor.runs_inline("checkpoint")
 
 
-async def test_nothing_runs_inline_beside_work_in_a_thread(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_nothing_runs_inline_beside_work_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     work = Measured(monkeypatch)
     executor = AdaptiveExecutor()
     await executor.run(work.taking(0), kind="flush")

@@ -27,9 +27,7 @@ from dledger.remoting.tcp import TcpNetwork, client_tls, server_tls
 ECHO = 900
 
 
-async def test_listener_waits_out_a_lack_of_descriptors(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_listener_waits_out_a_lack_of_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
     network = TcpNetwork()
     listener = await network.listen("127.0.0.1", 0)
     real_accept = trio.SocketListener.accept

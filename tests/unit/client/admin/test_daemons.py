@@ -10,10 +10,11 @@ from dledger.client.core.errors import NoNameServerError, RequestFailedError
 from dledger.client.core.message import Message
 from dledger.client.core.route import MessageQueue
 from dledger.client.producer.producer import Producer
-from dledger.client.trace import TRACE_TOPIC, TraceBean, TraceContext, TraceType, encode
+from dledger.client.trace import TraceBean, TraceContext, TraceType, encode
 from dledger.remoting.protocol.bodies import KVTable
 from dledger.remoting.protocol.codes import RequestCode
 from dledger.remoting.protocol.command import RemotingCommand, response_to
+from dledger.remoting.protocol.topic_names import TRACE_TOPIC
 from tests.unit.client.fake_cluster import World
 
 QUEUE = MessageQueue("T", "g", 0)
@@ -24,8 +25,7 @@ async def test_figures_and_settings_of_one_broker(world: World, client: ClientIn
     broker = world.groups["g"].brokers[0]
     table = KVTable(table={"raftTerm": "7"}).encode()
     broker.on(
-        RequestCode.GET_BROKER_RUNTIME_INFO,
-        lambda asked: response_to(asked, 0, None, {}, table),
+        RequestCode.GET_BROKER_RUNTIME_INFO, lambda asked: response_to(asked, 0, None, {}, table)
     )
     broker.on(
         RequestCode.GET_BROKER_CONFIG,

@@ -65,9 +65,7 @@ async def test_a_producer_gives_nothing_to_a_thief_in_the_route(
     assert not [seen for seen in thief.brokers[0].seen if seen.code in sends]
 
 
-async def test_links_reach_the_group_past_a_false_leader(
-    world: World,
-) -> None:
+async def test_links_reach_the_group_past_a_false_leader(world: World) -> None:
     group = world.groups["g"]
     group.identify(OURS)
     thief = await add_thief(world, rocketmq=False, identity=OTHER)

@@ -12,11 +12,12 @@ from dledger.broker_errors import PendingFullError
 from dledger.commitlog.errors import DiskFullError
 from dledger.commitlog.message_batch import BatchItem, encode_batch
 from dledger.commitlog.message_id import decode_offset_message_id
+from dledger.commitlog.properties import SCHEDULE_TOPIC
 from dledger.commitlog.record import Record, decode_record
 from dledger.remoting.processor import DEFERRED
 from dledger.remoting.protocol.codes import RequestCode
 from dledger.remoting.protocol.command import RemotingCommand, request
-from dledger.state.topics import NOT_ALLOWED_SEND_TOPICS, SCHEDULE_TOPIC
+from dledger.remoting.protocol.topic_names import CLOSED_TOPICS
 from dledger.testing.doubles import EPOCH_MS, ManualClock
 from tests.harness.broker import Broker
 from tests.harness.fake_group import BROKER, FakeConnection, FakeGroup
@@ -203,9 +204,17 @@ def test_refused_send_names_its_reason_and_stores_nothing(
     assert broker.group.log.last_index == before
 
 
-@pytest.mark.parametrize("topic", sorted(NOT_ALLOWED_SEND_TOPICS))
+@pytest.mark.parametrize("topic", sorted(CLOSED_TOPICS))
 def test_topics_of_the_broker_are_not_for_clients(broker: Broker, topic: str) -> None:
     assert send(broker, topic=topic, queue_id="0").code == 16
+
+
+@pytest.mark.parametrize(
+    ("topic", "code"), [("rmq_sys_any", 17), ("RMQ_SYS_ANY", 17), ("RMQ_SYS_TRACE_TOPIC", 0)]
+)
+def test_no_send_makes_a_topic_of_a_reserved_name(broker: Broker, topic: str, code: int) -> None:
+    assert send(broker, topic=topic, queue_id="0").code == code
+    assert (broker.group.state.topic_config(topic) is None) == (code != 0)
 
 
 ORDER: list[tuple[dict[str, str], bytes, int]] = [
@@ -227,9 +236,7 @@ def test_checks_come_in_rocketmq_order(
     assert send(broker, body, **changes).code == code
 
 
-def test_send_checks_leadership_first(
-    broker: Broker,
-) -> None:
+def test_send_checks_leadership_first(broker: Broker) -> None:
     broker.group.step_down("10.0.0.9:10911")
     response = send(broker, topic="a/b")
     assert response.code == 14

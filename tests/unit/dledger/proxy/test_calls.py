@@ -141,8 +141,7 @@ def test_topic_takes_what_it_states(attribute: str, types: tuple[pb.MessageType,
 
 
 @pytest.mark.parametrize(
-    ("host", "scheme"),
-    [("127.0.0.1", pb.IPv4), ("::1", pb.IPv6), ("mq.example", pb.DOMAIN_NAME)],
+    ("host", "scheme"), [("127.0.0.1", pb.IPv4), ("::1", pb.IPv6), ("mq.example", pb.DOMAIN_NAME)]
 )
 def test_endpoints_have_the_scheme_of_their_hosts(host: str, scheme: pb.AddressScheme) -> None:
     assert endpoints([(host, 1)]).scheme == scheme

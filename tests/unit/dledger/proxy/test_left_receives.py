@@ -68,7 +68,7 @@ async def test_message_is_spent_by_no_receive_that_was_left(
     received = await service.receive_message(ASKED, Caller("c"))
     if not received.messages:
         received = await service.receive_message(ASKED, Caller("c"))
-    assert [each.delivery_attempt for each in received.messages] == [3]
+    assert [each.delivery_attempt for each in received.messages] == [1]
     assert pops.dead == set()
     assert trio.current_time() < 1.5 * HOLD_S
 
@@ -82,7 +82,7 @@ async def test_receive_that_was_left_alone_costs_no_time(
     pops.move()
     began_s = trio.current_time()
     received = await service.receive_message(ASKED, Caller("c"))
-    assert [each.delivery_attempt for each in received.messages] == [2]
+    assert [each.delivery_attempt for each in received.messages] == [1]
     assert trio.current_time() - began_s < 1
 
 

@@ -44,9 +44,7 @@ def test_a_bad_sector_in_either_slot_forgets_no_vote(slot: int, votes: int) -> N
 
 
 @pytest.mark.parametrize("slot", [0, 1])
-def test_record_with_one_copy_is_written_again(
-    slot: int,
-) -> None:
+def test_record_with_one_copy_is_written_again(slot: int) -> None:
     disk = SimDisk(rng_stream(1))
     kept(opened(disk), 3, "n1")
     assert opened(disk).is_durable

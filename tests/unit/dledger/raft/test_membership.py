@@ -145,9 +145,7 @@ members_strategy = st.dictionaries(
 ).map(
     lambda drawn: Members.of(
         Member(
-            name,
-            "i" + name,
-            standing=Standing.VOTER if votes or name == "n0" else Standing.LEARNER,
+            name, "i" + name, standing=Standing.VOTER if votes or name == "n0" else Standing.LEARNER
         )
         for name, votes in {"n0": True, **drawn}.items()
     )

@@ -49,9 +49,7 @@ def test_a_member_that_sees_a_newer_term_follows_in_it(role: Role, kind: Kind) -
 
 
 @pytest.mark.parametrize("kind", [Kind.APPEND, Kind.HEARTBEAT, Kind.VOTE])
-def test_older_term_is_answered_with_the_current(
-    kind: Kind,
-) -> None:
+def test_older_term_is_answered_with_the_current(kind: Kind) -> None:
     """§5.1: a request with a stale term is rejected."""
     cluster = group()
     fill(cluster, "n1", [1, 2])

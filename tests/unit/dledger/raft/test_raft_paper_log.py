@@ -137,9 +137,7 @@ def test_a_leader_brings_any_log_into_agreement_with_its_own(log: list[int]) -> 
     assert cluster.node("n1").commit_index == leader.journal.last_index
 
 
-def test_going_back_costs_one_round_per_term_not_per_entry(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_going_back_costs_one_round_per_term_not_per_entry(monkeypatch: pytest.MonkeyPatch) -> None:
     """§5.3, end: a follower's answer lets the leader bypass all conflicting entries of a term."""
     cluster = group()
     fill(cluster, "n0", [1, *[4] * 30])

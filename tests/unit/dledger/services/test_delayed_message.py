@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from dledger.commitlog.properties import TIMER_TOPIC
 from dledger.commitlog.record import MAX_TOPIC_V1_BYTES, decode_record, encode_record, pack_host
 from dledger.services.delayed_message import (
     TimerIllegalError,
@@ -16,7 +17,6 @@ from dledger.services.delayed_message import (
     without_timer,
 )
 from dledger.services.stored_record import StoredBytes, StoredRecord
-from dledger.state.topics import TIMER_TOPIC
 
 NOW_MS = 1_700_000_000_123
 

@@ -103,9 +103,7 @@ async def test_nothing_overtakes_waiting_bytes(pair: Pair) -> None:
         nursery.cancel_scope.cancel()
 
 
-async def test_closed_side_found_by_a_send_is_a_reset(
-    pair: Pair,
-) -> None:
+async def test_closed_side_found_by_a_send_is_a_reset(pair: Pair) -> None:
     said = b"last words"
     pair.right.send(said)
     pair.right.close()

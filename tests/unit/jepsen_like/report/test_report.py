@@ -309,12 +309,7 @@ def test_markup_in_a_folder_is_shown_and_not_obeyed(tmp_path: Path) -> None:
 
 
 def test_a_bad_field_of_the_result_costs_that_field_only(tmp_path: Path) -> None:
-    reported = {
-        "verdict": "unknown",
-        "reason": "it broke",
-        "failover_ms": "soon",
-        "command": "a b",
-    }
+    reported = {"verdict": "unknown", "reason": "it broke", "failover_ms": "soon", "command": "a b"}
     (tmp_path / "result.json").write_text(json.dumps(reported))
     page = PageReader(report(tmp_path).read_text())
     assert words(page.text["verdict"]).startswith("unknown: it broke")

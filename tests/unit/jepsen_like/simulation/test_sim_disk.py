@@ -2,11 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from dledger.commitlog.errors import (
-    DiskFullError,
-    FlushFailedError,
-    StoreLockedError,
-)
+from dledger.commitlog.errors import DiskFullError, FlushFailedError, StoreLockedError
 from dledger.jepsen_like.seeded_rng import rng_stream
 from dledger.jepsen_like.simulation.sim_disk import PAGE_BYTES, Mount, SimDisk
 from dledger.testing.crash_disk import SECTOR_BYTES
@@ -289,9 +285,7 @@ def test_bytes_under_a_name_that_may_go_are_uncertain() -> None:
 
 
 @pytest.mark.parametrize("is_work", [False, True])
-def test_a_flush_that_ends_has_waited_for_earlier_ones(
-    is_work: bool,
-) -> None:
+def test_a_flush_that_ends_has_waited_for_earlier_ones(is_work: bool) -> None:
     for seed in range(20):
         made = disk(seed)
         mount = with_file(made)
