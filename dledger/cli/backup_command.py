@@ -178,7 +178,10 @@ def when(at_ms: int) -> str | None:
 
     if not at_ms:
         return None
-    return datetime.fromtimestamp(at_ms / 1000, UTC).isoformat(timespec="milliseconds")
+    try:
+        return datetime.fromtimestamp(at_ms / 1000, UTC).isoformat(timespec="milliseconds")
+    except (OverflowError, ValueError):  # no year that calendars have
+        return f"{at_ms} ms"
 
 
 def is_running(folder: Path) -> bool:
