@@ -192,10 +192,7 @@ class NameServer:
         settings = self.config.namesrv
         self.kv_config = KvConfigManager.load(disk, settings.kv_config_path)
         self.route_cache = RouteCache(self._build_route)
-        self.routes = RouteInfoManager(
-            settings,
-            on_route_change=self.route_cache.invalidate,
-        )
+        self.routes = RouteInfoManager(settings, on_route_change=self.route_cache.invalidate)
 
     def put_kv(self, namespace: str, key: str, value: str) -> None:
         """Set a value, durably, and forget the route answer it stands in.

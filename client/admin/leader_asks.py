@@ -134,13 +134,7 @@ class LeaderAsks:
         chosen = list(names if names is not None else known or await self._wait_leaders())
         for name in chosen:
             answer = await self._instance.ask_leader(
-                name,
-                code,
-                dict(ext),
-                body,
-                topic="TBW102",
-                timeout_s=ADMIN_TIMEOUT_S,
-                changes=True,
+                name, code, dict(ext), body, topic="TBW102", timeout_s=ADMIN_TIMEOUT_S, changes=True
             )
             checked(answer, f"{what} on {name}")
         return chosen

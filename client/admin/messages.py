@@ -82,9 +82,7 @@ class MessageQueries(LeaderAsks):
             BrokerUnreachableError: It cannot be asked.
         """
         answer = await self._instance.ask(
-            address,
-            RequestCode.VIEW_MESSAGE_BY_ID,
-            dict(ViewMessageHeader(phy_offset).encode()),
+            address, RequestCode.VIEW_MESSAGE_BY_ID, dict(ViewMessageHeader(phy_offset).encode())
         )
         checked(answer, f"message at {phy_offset} of {address}")
         return MessageExt(memoryview(answer.body), 0)
@@ -159,10 +157,7 @@ class MessageQueries(LeaderAsks):
         """
         header = QueryConsumeQueueHeader(queue.topic, queue.queue_id, first, count, group)
         answer = await self._ask_leader(
-            queue.broker_name,
-            RequestCode.QUERY_CONSUME_QUEUE,
-            dict(header.encode()),
-            queue.topic,
+            queue.broker_name, RequestCode.QUERY_CONSUME_QUEUE, dict(header.encode()), queue.topic
         )
         return QueryConsumeQueueResponseBody.decode(answer.body)
 
@@ -412,8 +407,7 @@ class DeadLetters(LeaderAsks):
                     continue
                 end = await consumer.max_offset(each)
                 begin = max(
-                    await consumer.min_offset(each),
-                    await consumer.committed_offset(each) or 0,
+                    await consumer.min_offset(each), await consumer.committed_offset(each) or 0
                 )
                 if offset is not None:
                     begin, end = offset, min(end, offset + 1)

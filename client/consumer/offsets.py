@@ -39,10 +39,7 @@ from dledger.remoting.log import get_logger
 from dledger.remoting.protocol import bodies
 from dledger.remoting.protocol.bodies import ConsumeFromWhere
 from dledger.remoting.protocol.codes import RequestCode, ResponseCode
-from dledger.remoting.protocol.headers import (
-    QueryConsumerOffsetHeader,
-    UpdateConsumerOffsetHeader,
-)
+from dledger.remoting.protocol.headers import QueryConsumerOffsetHeader, UpdateConsumerOffsetHeader
 from dledger.remoting.protocol.outcome import outcome_of
 from dledger.remoting.protocol.own_fields import BY_OPERATOR_FIELD, TOKEN_FIELD
 from dledger.remoting.protocol.topic_names import RETRY_PREFIX

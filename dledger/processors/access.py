@@ -144,9 +144,7 @@ class AccessProcessor:
         """Answer 52: how new the accounts are."""
         state = self._group.state
         version = DataVersion(
-            timestamp=state.access_changed_ms,
-            counter=state.access_counter,
-            state_version=0,
+            timestamp=state.access_changed_ms, counter=state.access_counter, state_version=0
         ).encode()
         header = AclVersionHeader(
             version=version.decode(),
@@ -234,10 +232,7 @@ class AccessProcessor:
         name = _subject(header.subject)
         kind, resource = header.policy_type or "", header.resource or ""
         return self._put(
-            connection,
-            command,
-            name,
-            lambda row: without_policies(row, name, kind, resource),
+            connection, command, name, lambda row: without_policies(row, name, kind, resource)
         )
 
     @handles(RequestCode.AUTH_GET_ACL, limit=Limit.SETTINGS, rule=ADMIN, shows=True)

@@ -243,9 +243,7 @@ class BrokerConfigProcessor:
         """
         try:
             notes = self._live.update(
-                _changes(command),
-                asked_by=asked_by(connection),
-                is_confirmed=is_confirmed(command),
+                _changes(command), asked_by=asked_by(connection), is_confirmed=is_confirmed(command)
             )
         except (SettingRefusedError, ConfirmationNeededError) as error:
             _log.warning(

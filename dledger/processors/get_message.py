@@ -89,8 +89,7 @@ class PropertyFilters:
             return self._cache.get(text or "")
         except ExpressionIllegalError as error:
             raise RefusedError(
-                Condition.SUBSCRIPTION_ILLEGAL,
-                f"parse the consumer's subscription failed: {error}",
+                Condition.SUBSCRIPTION_ILLEGAL, f"parse the consumer's subscription failed: {error}"
             ) from error
 
     def of_subscription(self, subscription: Subscription) -> Expression:
@@ -235,10 +234,7 @@ def judge(
 
 
 def _chosen(
-    found: UnitRange,
-    matching: npt.NDArray[np.int64] | None,
-    next_offset: int,
-    limits: ReadLimits,
+    found: UnitRange, matching: npt.NDArray[np.int64] | None, next_offset: int, limits: ReadLimits
 ) -> MessageRange:
     """Return as many of the units at *matching*, or of all, as the limits allow."""
     offset, low, high = found.offset, found.min_offset, found.max_offset

@@ -139,9 +139,7 @@ class SubscriptionGroupsProcessor:
     def update_and_create(self, connection: Connection, command: RemotingCommand) -> Handled:
         """Answer 200 when the group is as asked for."""
         return self._put(
-            connection,
-            command,
-            lambda: [bodies.SubscriptionGroupConfig.decode(command.body)],
+            connection, command, lambda: [bodies.SubscriptionGroupConfig.decode(command.body)]
         )
 
     @handles(

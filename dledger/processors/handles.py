@@ -66,11 +66,7 @@ SUB: Final = Permission.SUB
 ANY: Final = Permission.PUB | Permission.SUB
 
 _V2: Final = frozenset(
-    {
-        RequestCode.SEND_MESSAGE_V2,
-        RequestCode.SEND_BATCH_MESSAGE,
-        RequestCode.SEND_REPLY_MESSAGE_V2,
-    }
+    {RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE, RequestCode.SEND_REPLY_MESSAGE_V2}
 )
 
 
@@ -304,16 +300,7 @@ def handles(
 ) -> Callable[[HandlerT], HandlerT]:
     """Declare that a method answers requests with *codes*; `Declaration` explains the rest."""
     declaration = Declaration(
-        codes,
-        limit,
-        rule,
-        reads,
-        local,
-        appends,
-        shows,
-        administers,
-        administers_if,
-        subject,
+        codes, limit, rule, reads, local, appends, shows, administers, administers_if, subject
     )
 
     def declare(method: HandlerT) -> HandlerT:
@@ -369,9 +356,7 @@ def administrative_codes(processors: Iterable[type]) -> frozenset[RequestCode]:
 
 
 def handlers_of(
-    processors: Iterable[object],
-    limiters: Mapping[Limit, Limiter],
-    group: BrokerGroup,
+    processors: Iterable[object], limiters: Mapping[Limit, Limiter], group: BrokerGroup
 ) -> dict[RequestCode, tuple[Handler, Limiter]]:
     """Return the switchboard: for each declared code its handler and its limiter.
 

@@ -114,12 +114,7 @@ class PopProcessor:
 
     # ------------------------------------------------------------------------------ messages
 
-    @handles(
-        RequestCode.POP_MESSAGE,
-        limit=Limit.POP,
-        rule=CONSUMES,
-        reads=True,
-    )
+    @handles(RequestCode.POP_MESSAGE, limit=Limit.POP, rule=CONSUMES, reads=True)
     def pop(self, connection: Connection, command: RemotingCommand) -> Handled:
         """Answer 200050 when the grant is applied, or when the time to wait is over."""
         header = PopMessageHeader.decode(command.ext)

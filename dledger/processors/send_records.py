@@ -152,12 +152,7 @@ class SendRecordsProcessor:
     _destinations: Destinations
     _sends: ProducerSends
 
-    @handles(
-        RequestCode.SEND_RECORDS,
-        limit=Limit.SEND,
-        rule=SENDS_RECORDS,
-        appends=True,
-    )
+    @handles(RequestCode.SEND_RECORDS, limit=Limit.SEND, rule=SENDS_RECORDS, appends=True)
     def handle(self, connection: Connection, command: RemotingCommand) -> Handled:
         """Answer 51101: refusals at once, everything else when its outcome is known."""
         runs, default_queue_nums, records, sizes = self._verified(command)

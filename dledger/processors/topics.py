@@ -114,12 +114,7 @@ class TopicsProcessor:
         requester = self._confirmed_by(connection, command, configs.values())
         change = TopicsChange(put=tuple(configs.values()), asked_by=requester)
         propose_change(
-            connection,
-            command,
-            self._group,
-            change,
-            self._topics.pending,
-            self._topics.when_known,
+            connection, command, self._group, change, self._topics.pending, self._topics.when_known
         )
         return DEFERRED
 

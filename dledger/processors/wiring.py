@@ -180,14 +180,7 @@ class BrokerProcessors:
         self.transactions = TransactionDecisions(group, topics)
         self._destinations = Destinations(group, topics, settings, self.space, seams.rng)
         checks = PullChecks(
-            group,
-            settings,
-            topics,
-            self.clients,
-            self._filters,
-            self.offsets,
-            self.locks,
-            clock,
+            group, settings, topics, self.clients, self._filters, self.offsets, self.locks, clock
         )
         self.pull = PullProcessor(group, settings, checks, self.throughput, clock, seams.executor)
         messages = PopMessages(

@@ -12,19 +12,8 @@ from dledger.client.core.route import MessageQueue
 from dledger.commitlog.errors import CorruptRecordError
 from dledger.proxy import messaging_pb2 as pb
 from dledger.proxy.caller import Caller
-from dledger.proxy.messages import (
-    TIME_MS_MAX,
-    group_of,
-    milliseconds,
-    received_message,
-    topic_of,
-)
-from dledger.proxy.receives import (
-    BODIES_BYTES_MAX,
-    LONG_POLLING_MS_MAX,
-    batch_size_of,
-    wanted_by,
-)
+from dledger.proxy.messages import TIME_MS_MAX, group_of, milliseconds, received_message, topic_of
+from dledger.proxy.receives import BODIES_BYTES_MAX, LONG_POLLING_MS_MAX, batch_size_of, wanted_by
 from dledger.proxy.routes import BrokerConfigs
 from dledger.proxy.sends import PRODUCER_GROUP
 from dledger.proxy.status import OK, RefusedError

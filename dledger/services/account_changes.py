@@ -59,11 +59,7 @@ def account_of(config: AccountConfig) -> Account:
     """
     entries = [
         parse_entry(
-            policy.policy_type,
-            policy.resource,
-            policy.actions,
-            policy.source_ips,
-            policy.decision,
+            policy.policy_type, policy.resource, policy.actions, policy.source_ips, policy.decision
         )
         for policy in config.policies
     ]

@@ -200,10 +200,7 @@ class LeaderLoop:
     # -- one message -----------------------------------------------------------------------
 
     def build(
-        self,
-        records: StoredRecords,
-        position: int,
-        make: Callable[[StoredRecords], Delivery],
+        self, records: StoredRecords, position: int, make: Callable[[StoredRecords], Delivery]
     ) -> Delivery | None:
         """Return what *make* returns for the message at *position*, or the dead letter instead.
 

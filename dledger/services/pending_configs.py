@@ -30,11 +30,7 @@ from dledger.remoting.protocol.topic_names import (
 from dledger.services.limits import AccountShares, Made, check_limit
 from dledger.settings.tables import BrokerTable
 from dledger.state.accounts import AccountConfig
-from dledger.state.state_record import (
-    SubscriptionGroupsChange,
-    TopicsChange,
-    state_batch,
-)
+from dledger.state.state_record import SubscriptionGroupsChange, TopicsChange, state_batch
 from dledger.state.table import StateChange
 from dledger.state.topics import (
     PERM_INHERIT,

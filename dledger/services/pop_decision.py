@@ -247,11 +247,7 @@ class PopDecision:
         return self._mark(receipt, self.changed, invisible_ms, is_unseen)
 
     def _mark(
-        self,
-        receipt: Receipt,
-        marks: list[PopMark],
-        invisible_ms: int = 0,
-        is_unseen: bool = False,
+        self, receipt: Receipt, marks: list[PopMark], invisible_ms: int = 0, is_unseen: bool = False
     ) -> bool:
         row = self.rows.get(receipt.key)
         out = None if row is None else row.out.get(receipt.offset)
@@ -471,13 +467,7 @@ class PopDecision:
         }
         overdue = {key: due.copy() for key in keys if (due := self.overdue.get(key)) is not None}
         look = PopDecision(
-            self.rows,
-            self.reader,
-            self.now_ms,
-            self.out,
-            self.set_aside,
-            planned,
-            overdue=overdue,
+            self.rows, self.reader, self.now_ms, self.out, self.set_aside, planned, overdue=overdue
         )
         granted = look.receive(receive)
         self.passed_over |= look.passed_over

@@ -480,11 +480,7 @@ def keeps_less(before: StoreTable, after: StoreTable) -> bool:
 
 
 def lost_to_settings(
-    group: BrokerGroup,
-    entry_log: SegmentedLog,
-    after: StoreTable,
-    look: Look,
-    change: str,
+    group: BrokerGroup, entry_log: SegmentedLog, after: StoreTable, look: Look, change: str
 ) -> GivenUp:
     """Return what goes under the settings *after*, all passes of retention together."""
     look = replace(look, is_hour=True, limit_position=entry_log.end_position)

@@ -10,11 +10,7 @@ from __future__ import annotations
 from collections.abc import Container
 from typing import Final
 
-from dledger.commitlog.properties import (
-    REPLY_TOPIC_SUFFIX,
-    SCHEDULE_TOPIC,
-    TIMER_TOPIC,
-)
+from dledger.commitlog.properties import REPLY_TOPIC_SUFFIX, SCHEDULE_TOPIC, TIMER_TOPIC
 
 STATE_TOPIC: Final = "RMQ_SYS_DLEDGER_STATE"
 HALF_TOPIC: Final = "RMQ_SYS_TRANS_HALF_TOPIC"
@@ -38,14 +34,8 @@ SET_ASIDE_TOPIC: Final = DLQ_PREFIX + SET_ASIDE_GROUP
 """Messages that a service of the leader could not process, each with the reason."""
 
 INNER_TOPICS: Final = frozenset(
-    {
-        STATE_TOPIC,
-        SCHEDULE_TOPIC,
-        TIMER_TOPIC,
-        HALF_TOPIC,
-        OP_HALF_TOPIC,
-        TRANS_CHECK_MAX_TIME_TOPIC,
-    }
+    {STATE_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC, HALF_TOPIC, OP_HALF_TOPIC}
+    | {TRANS_CHECK_MAX_TIME_TOPIC}
 )
 """The broker's state, and messages of all topics that are not delivered."""
 
@@ -56,14 +46,8 @@ SYSTEM_TOPICS: Final = CLOSED_TOPICS | {AUTO_CREATE_TOPIC_KEY_TOPIC, BENCHMARK_T
 """Topics that are there without anybody having made them, beside those with a name of a cluster."""
 
 SYSTEM_GROUPS: Final = (
-    "TOOLS_CONSUMER",
-    "FILTERSRV_CONSUMER",
-    "SELF_TEST_C_GROUP",
-    "CID_ONSAPI_OWNER",
-    "CID_ONSAPI_PERMISSION",
-    "CID_ONSAPI_PULL",
-    "CID_ONS-HTTP-PROXY",
-    "CID_RMQ_SYS_TRANS",
+    *("TOOLS_CONSUMER", "FILTERSRV_CONSUMER", "SELF_TEST_C_GROUP", "CID_ONS-HTTP-PROXY"),
+    *("CID_ONSAPI_OWNER", "CID_ONSAPI_PERMISSION", "CID_ONSAPI_PULL", "CID_RMQ_SYS_TRANS"),
 )
 
 
@@ -84,10 +68,5 @@ def holds_of_others(topic: str) -> bool:
 
 def is_system(topic: str, own: Container[str] = ()) -> bool:
     """Return whether brokers made a topic; *own*: names of their clusters and groups."""
-    return (
-        topic in SYSTEM_TOPICS
-        or topic in own
-        or topic.removesuffix(REPLY_TOPIC_SUFFIX) in own
-        or is_reserved(topic)
-        or is_of_copies(topic)
-    )
+    named = topic in SYSTEM_TOPICS or topic.removesuffix(REPLY_TOPIC_SUFFIX) in own
+    return named or is_reserved(topic) or is_of_copies(topic)
