@@ -30,6 +30,7 @@ from typing import Final, NamedTuple
 from typing_extensions import Buffer
 
 from dledger.namesrv.errors import BadRegisterBodyError, RegistrationRefusedError
+from dledger.remoting.access.gate import is_loopback
 from dledger.remoting.errors import BadRequestError
 from dledger.remoting.protocol.bodies import (
     DataVersion,
@@ -96,6 +97,11 @@ def refuses_identity(claim: Claim, *, owner: str, proof: str) -> str:
         f"it belongs to the group {owner}, and this broker names no group: give it another"
         " brokerName"
     )
+
+
+def is_here(broker_addr: str) -> bool:
+    """Return whether an address is of the machine of its reader, where no stranger is."""
+    return is_loopback(broker_addr.rpartition(":")[0].strip("[]"))
 
 
 def may_take(claim: Claim, holder: Claim, *, silent_ms: int) -> bool:

@@ -140,12 +140,6 @@ async def made(handlers: _Handlers, name: str, context: Reading) -> None:
     await (handler.stream_unary or handler.stream_stream)(None, context)
 
 
-def full(held_bytes: int, host: str) -> tuple[HeldSend, _Handlers]:
-    service, handlers = held_send()
-    handlers._requests.count(host, held_bytes)
-    return service, handlers
-
-
 SHARE = REQUEST_BYTES_MAX // HOST_SHARE
 
 
@@ -164,7 +158,8 @@ def test_request_is_read_when_its_host_has_its_turn(
     name: str, held_bytes: int, host: str, waits: bool
 ) -> None:
     """What is not read yet is in no buffer: gRPC takes a request whole once it is asked for."""
-    service, handlers = full(held_bytes, host)
+    service, handlers = held_send()
+    handlers._requests.count(host, held_bytes)
     context = Reading(CALLS[name])
 
     async def run() -> None:
@@ -190,7 +185,8 @@ def test_request_that_does_not_come_ends_its_call(
     name: str, held_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server, "READ_S", 0.0)
-    service, handlers = full(held_bytes, "127.0.0.1")
+    service, handlers = held_send()
+    handlers._requests.count("127.0.0.1", held_bytes)
     context = Reading(CALLS[name], is_unfinished=True)
     with pytest.raises(grpc.aio.AbortError):
         asyncio.run(made(handlers, name, context))
