@@ -46,6 +46,7 @@ from dledger.commitlog.errors import MQError
 from dledger.commitlog.properties import KEY_SEPARATOR, PROPERTY_MSG_REGION, PROPERTY_TRACE_ON
 from dledger.remoting.log import get_logger
 from dledger.remoting.protocol.header_codec import whole_number
+from dledger.remoting.protocol.topic_names import TRACE_TOPIC
 from dledger.remoting.seams import Clock
 
 CONTENT_SEPARATOR: Final = "\x01"
@@ -237,7 +238,6 @@ def _not_null(text: str) -> str:
 
 _log = get_logger(__name__)
 
-TRACE_TOPIC: Final = "RMQ_SYS_TRACE_TOPIC"
 TRACE_PRODUCER_GROUP: Final = "_INNER_TRACE_PRODUCER"
 WAITING_TRACES_MAX: Final = 2048
 """RocketMQ's. Steps that wait to be sent; further ones are dropped and counted, as a message must

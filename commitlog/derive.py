@@ -26,6 +26,8 @@ from dledger.commitlog.properties import (
     PROPERTY_TAGS,
     PROPERTY_TIMER_OUT_MS,
     PROPERTY_UNIQ_KEY,
+    SCHEDULE_TOPIC,
+    TIMER_TOPIC,
     get_property,
 )
 from dledger.commitlog.queue_unit import UNIT_DTYPE, Units, index_hashes, java_hash_matrix
@@ -37,9 +39,6 @@ from dledger.commitlog.record import (
 )
 from dledger.commitlog.record_columns import RecordColumns, gather_bytes, record_columns
 
-SCHEDULE_TOPIC: Final = "SCHEDULE_TOPIC_XXXX"
-"""Its units hold the delivery time in place of a tags code; queue id + 1 is the delay level."""
-
 DEFAULT_DELAY_MS: Final[Mapping[int, int]] = {
     level: seconds * 1000
     for level, seconds in enumerate(
@@ -47,9 +46,6 @@ DEFAULT_DELAY_MS: Final[Mapping[int, int]] = {
     )
 }
 """Delay level → milliseconds, as RocketMQ ships them."""
-
-TIMER_TOPIC: Final = "rmq_sys_wheel_timer"
-"""Its units hold the delivery time, too: the value of TIMER_OUT_MS; 0 for records without it."""
 
 UNKNOWN_LEVEL_DELAY_MS: Final = 1000
 """For a level that is not in the table, as RocketMQ does it."""

@@ -153,6 +153,10 @@ def with_properties(raw: bytes, added: Mapping[str, str]) -> bytes:
 REPLY_MESSAGE_FLAG: Final = "reply"
 """Value of the property MSG_TYPE on a reply."""
 
+SCHEDULE_TOPIC: Final = "SCHEDULE_TOPIC_XXXX"
+"""Its units hold the delivery time in place of a tags code; queue id + 1 is the delay level."""
+TIMER_TOPIC: Final = "rmq_sys_wheel_timer"
+"""Its units hold the delivery time, too: the value of TIMER_OUT_MS; 0 for records without it."""
 REPLY_TOPIC_SUFFIX: Final = "_REPLY_TOPIC"
 
 

@@ -19,7 +19,7 @@ import numpy as np
 import structlog
 
 from dledger.commitlog.consume_queue_store import ConsumeQueueStore, remove_all
-from dledger.commitlog.derive import SCHEDULE_TOPIC, Derived, derive
+from dledger.commitlog.derive import Derived, derive
 from dledger.commitlog.entry import parse_header
 from dledger.commitlog.entry_log import EntryLog
 from dledger.commitlog.errors import (
@@ -31,6 +31,7 @@ from dledger.commitlog.errors import (
 )
 from dledger.commitlog.key_index import KeyIndex, KeyIndexFlush
 from dledger.commitlog.mark import Anchor
+from dledger.commitlog.properties import SCHEDULE_TOPIC
 from dledger.commitlog.queue_unit import UNIT_BYTES
 from dledger.commitlog.record import decode_record
 from dledger.commitlog.seams import Disk, UtcOffset

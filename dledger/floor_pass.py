@@ -15,9 +15,10 @@ from dledger.commitlog.errors import OffsetOutOfRangeError
 from dledger.commitlog.record import decode_record
 from dledger.commitlog.seams import CANNOT_BE_READ
 from dledger.derived_files import ATTEMPTS_MAX, DerivedFiles, walk
+from dledger.remoting.protocol.topic_names import STATE_TOPIC
 from dledger.state.state_record import TopicsChange, decode_change
 from dledger.state.tables import QueueBounds
-from dledger.state.topics import STATE_TOPIC, TOPICS_QUEUE
+from dledger.state.topics import TOPICS_QUEUE
 
 REPAIR_STEP_BYTES: Final = 16 << 20
 """Entries read in one go for units that cannot wait."""

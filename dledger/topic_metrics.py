@@ -13,21 +13,16 @@ from itertools import islice
 from typing import Final, TypeVar
 
 from dledger.commitlog.errors import StoreError
+from dledger.commitlog.properties import SCHEDULE_TOPIC, TIMER_TOPIC
 from dledger.group_api import BrokerGroup
 from dledger.processors.store_times import store_time_at
 from dledger.processors.topics import TYPE_ATTRIBUTE
 from dledger.remoting.metrics import Family, Sample
+from dledger.remoting.protocol.topic_names import DLQ_PREFIX, HALF_TOPIC, RETRY_PREFIX, is_reserved
 from dledger.remoting.seams import Clock
 from dledger.services.offset_commits import OffsetCommits
 from dledger.services.throughput import MAX_COUNTERS, Traffic
-from dledger.state.topics import (
-    DLQ_PREFIX,
-    HALF_TOPIC,
-    RETRY_PREFIX,
-    SCHEDULE_TOPIC,
-    TIMER_TOPIC,
-    TopicConfig,
-)
+from dledger.state.topics import TopicConfig
 
 MAX_SERIES: Final = MAX_COUNTERS
 """Of one metric with topics, groups or clients in its labels: about 1 MB of text. How many more
@@ -52,7 +47,6 @@ TYPES_WHERE_THEY_WAIT: Final = {
 DECLARED_TYPES: Final = {"FIFO": "fifo", "DELAY": "delay", "TRANSACTION": "transaction"}
 """Values of `TYPE_ATTRIBUTE` that say of which type all messages of a topic are."""
 
-SYSTEM_TOPIC_PREFIX: Final = "rmq_sys_"
 SYSTEM_GROUP_PREFIX: Final = "CID_RMQ_SYS_"
 
 
@@ -234,9 +228,7 @@ class TopicMetrics:
         }
 
     def _is_system_topic(self, topic: str) -> bool:
-        if topic in self._group.state.builtin_topics:
-            return True
-        return topic.lower().startswith(SYSTEM_TOPIC_PREFIX)
+        return is_reserved(topic) or topic in self._group.state.builtin_topics
 
     def is_system_group(self, group: str) -> bool:
         """Return whether a consumer group is one of the broker's own."""

@@ -15,13 +15,7 @@ import trio
 from cyclopts import App, Parameter
 
 from dledger.namesrv.config import NamesrvConfig
-from dledger.output import (
-    LogFormOption,
-    LogLevelOption,
-    PrintSettings,
-    begin_log,
-    log_settings,
-)
+from dledger.output import LogFormOption, LogLevelOption, PrintSettings, begin_log, log_settings
 from dledger.remoting.log import LogForm
 from dledger.remoting.machine import raise_open_files, share_descriptors
 from dledger.remoting.service_manager import ServiceManager

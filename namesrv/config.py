@@ -114,6 +114,17 @@ class NamesrvTable:
         "returnOrderTopicConfigToBroker",
         live="the next registration",
     )
+    group_secret_file: str = setting(
+        "",
+        "The `raft.secret_file` of all broker groups; others register nothing. Empty: all do.",
+        "groupSecretFile",
+    )
+    open_topics: bool = setting(
+        False,
+        "As in RocketMQ, any broker may serve a topic that another group serves.",
+        "openTopics",
+        live="the next registration",
+    )
     support_acting_master: bool = setting(
         False,
         "Let the lowest follower stand in the route as id 0, read-only, when there is no leader.",

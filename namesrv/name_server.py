@@ -17,6 +17,7 @@ from dledger.commitlog.seams import Disk
 from dledger.namesrv.config import SCHEMA, NamesrvConfig
 from dledger.namesrv.errors import KvConfigFullError, SettingLockedError
 from dledger.namesrv.route_table import RouteInfoManager
+from dledger.raft.identity import GroupSecret
 from dledger.remoting.properties import format_properties
 from dledger.remoting.protocol.bodies import TopicRouteData
 from dledger.remoting.protocol.command import STANDARD_JSON_VERSION
@@ -184,7 +185,7 @@ SOURCE: Final = "changed while it runs"
 class NameServer:
     """The tables of a NameServer and what holds between them.
 
-    Raises ConfigError: the key-value file is damaged.
+    Raises ConfigError: the key-value file is damaged, or the secret of the groups not to be read.
     """
 
     def __init__(self, config: NamesrvConfig, disk: Disk) -> None:
@@ -192,10 +193,12 @@ class NameServer:
         settings = self.config.namesrv
         self.kv_config = KvConfigManager.load(disk, settings.kv_config_path)
         self.route_cache = RouteCache(self._build_route)
-        self.routes = RouteInfoManager(
-            settings,
-            on_route_change=self.route_cache.invalidate,
-        )
+        self.routes = RouteInfoManager(settings, on_route_change=self.route_cache.invalidate)
+        if settings.group_secret_file:
+            try:
+                self.routes.secret = GroupSecret(disk.read(settings.group_secret_file).strip())
+            except OSError as error:
+                raise ConfigError(f"namesrv.group_secret_file: {error}") from None
 
     def put_kv(self, namespace: str, key: str, value: str) -> None:
         """Set a value, durably, and forget the route answer it stands in.

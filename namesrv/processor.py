@@ -219,8 +219,6 @@ class NameServerProcessor:
                 state_version=wrapper.data_version.state_version,
             )
         left_out = _shown_topics(result.left_out)
-        if left_out:
-            _log.warning("topics_left_out", broker_name=header.broker_name, topics=left_out)
         response = RegisterBrokerResponseHeader(
             ha_server_addr=result.ha_server_addr or None,
             master_addr=result.master_addr or None,
@@ -251,6 +249,10 @@ class NameServerProcessor:
         if result.superseded:
             kept = f"its id is held by {result.kept_by}"
             routes.refused.note(name, addr, kept, now_ms)
+        elif result.left_out:
+            topics = _shown_topics(result.left_out)
+            if routes.refused.note(name, addr, f"topics are left out: {topics}", now_ms):
+                _log.warning("topics_left_out", broker_name=name, topics=topics)
         else:
             routes.refused.forget(name, addr)
         return result

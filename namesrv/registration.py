@@ -30,6 +30,7 @@ from typing import Final, NamedTuple
 from typing_extensions import Buffer
 
 from dledger.namesrv.errors import BadRegisterBodyError, RegistrationRefusedError
+from dledger.remoting.access.gate import is_loopback
 from dledger.remoting.errors import BadRequestError
 from dledger.remoting.protocol.bodies import (
     DataVersion,
@@ -97,6 +98,11 @@ def refuses_identity(claim: Claim, *, owner: str, proof: str) -> str:
         f"it belongs to the group {owner}, and this broker names no group: give it another"
         " brokerName"
     )
+
+
+def is_here(broker_addr: str) -> bool:
+    """Return whether an address is of the machine of its reader, where no stranger is."""
+    return is_loopback(broker_addr.rpartition(":")[0].strip("[]"))
 
 
 def may_take(claim: Claim, holder: Claim, *, silent_ms: int) -> bool:
@@ -377,14 +383,12 @@ class _Reader:
 
 
 def _topic_config(text: str) -> TopicConfig:
-    name, read, write, perm, filter_type, *attributes = text.split(" ", 5)
+    name, read, write, perm, filter_type, *rest = text.split(" ", 5)
     return TopicConfig(
         topic_name=name,
         read_queue_nums=whole_number(read),
         write_queue_nums=whole_number(write),
         perm=whole_number(perm),
         topic_filter_type=filter_type,
-        attributes=decode_body(attributes[0].encode(), dict[str, str])
-        if attributes and attributes[0]
-        else {},
+        attributes=decode_body(rest[0].encode(), dict[str, str]) if rest and rest[0] else {},
     )

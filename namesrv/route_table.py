@@ -26,9 +26,11 @@ from dledger.namesrv.registration import (
     Registration,
     check_limits,
     check_version,
+    is_here,
     may_take,
     refuses_identity,
 )
+from dledger.raft.identity import GroupSecret
 from dledger.remoting.protocol.bodies import (
     BrokerData,
     BrokerMemberGroup,
@@ -76,6 +78,9 @@ class RouteInfoManager:
         self.broker_live_table: dict[BrokerKey, BrokerLiveInfo] = {}
         self.filter_server_table: dict[BrokerKey, tuple[str, ...]] = {}
         self.refused = RefusedRegistrations()
+        self.secret: GroupSecret | None = None
+        self.kept_out: set[str] = set()
+        """Broker names that serve topics of other groups, and are in no route of these."""
         self.drained: set[str] = set()
         """Broker names whose topics take no messages, whatever their brokers register."""
 
@@ -118,7 +123,8 @@ class RouteInfoManager:
         if holder is None and len(registration.topics) == 1:
             raise RegistrationRefusedError("register broker failed")
         moved = holder != key.broker_addr
-        changed = moved or known is None or known.data_version != registration.data_version
+        is_same = known is not None and known.data_version == registration.data_version
+        changed = moved or not is_same or name in self.kept_out
         if changed:
             check_limits(registration, self.broker_live_table)
             check_version(registration.data_version)
@@ -243,7 +249,7 @@ class RouteInfoManager:
         live = self.broker_live_table.get(BrokerKey(cluster_name, broker_addr))
         if live is None:
             return True, None
-        if live.data_version != version:
+        if live.data_version != version or live.broker_name in self.kept_out:
             return True, live.data_version
         self.heartbeat(cluster_name, broker_addr, now_ms, identity=identity, connection=connection)
         return False, live.data_version
@@ -294,6 +300,7 @@ class RouteInfoManager:
                     f"broker name {name} belongs to a group, which alone enters its topics"
                 )
             reason = bad_topic_name(topic) or out_of_bounds(data)
+            reason = reason or self._kept_out_of(topic, name, self._owners(name))
             if reason:
                 raise RegistrationRefusedError(f"topic {topic}: {reason}")
             if name in self.drained:
@@ -432,13 +439,26 @@ class RouteInfoManager:
                 f"broker {addr} belongs to the group {known.identity} under the name"
                 f" {known.broker_name}"
             )
-        reason = refuses_identity(
-            registration.claim,
-            owner=self.identity_of(name),
-            proof=next((live.proof for live in self._lives(name) if live.proof), ""),
-        )
+        owner = self.identity_of(name)
+        proof = next((live.proof for live in self._lives(name) if live.proof), "")
+        if self.secret is not None:
+            owner = owner or registration.identity or "that has the secret of this NameServer"
+            proof = self.secret.membership_proof(registration.identity)
+        reason = refuses_identity(registration.claim, owner=owner, proof=proof)
         if reason:
             raise RegistrationRefusedError(f"broker name {name} is not for {addr}: {reason}")
+
+    def _owners(self, name: str) -> set[str]:
+        """Return the broker names whose topics no other broker name may serve, but for *name*.
+
+        Without a secret any host may register. Groups of this machine alone share topics.
+        """
+        if self.secret is not None or self.settings.open_topics:
+            return set()
+        table = self.broker_addr_table
+        here = {each for each in table if all(map(is_here, table[each].broker_addrs.values()))}
+        others = table.keys() - {name} - (here if name in here else set())
+        return {each for each in others if self.identity_of(each)}
 
     def _owns_topics(self, broker: BrokerData, broker_id: int) -> bool:
         if broker_id == MASTER_ID:
@@ -474,8 +494,13 @@ class RouteInfoManager:
         changed: list[str] = []
         left_out: dict[str, str] = {}
         allowed = ~PERM_WRITE if name in self.drained else ~0
+        owners = self._owners(name)
+        self.kept_out.discard(name)
         for topic, config in registration.topics.items():
             reason = bad_topic_name(topic) or out_of_bounds(config)
+            if not reason and (why := self._kept_out_of(topic, name, owners)):
+                self.kept_out.add(name)
+                reason = why
             if topic not in self.topic_queue_table and len(self.topic_queue_table) >= MAX_TOPICS:
                 reason = reason or f"there are {MAX_TOPICS} topics already"
             if reason:
@@ -497,12 +522,21 @@ class RouteInfoManager:
         self._on_route_change(changed)
         return tuple(left_out.items())
 
+    def _kept_out_of(self, topic: str, name: str, owners: Collection[str]) -> str:
+        """Return why a broker name may not serve a topic that it does not serve yet."""
+        queues = self.topic_queue_table.get(topic, {})
+        owner = "" if name in queues else next((each for each in queues if each in owners), "")
+        why = f"the group of {owner} serves it; set groupSecretFile here, or openTopics"
+        return why if owner else ""
+
     def _follows(
         self, registration: Registration, holder: str | None, known: BrokerLiveInfo | None
     ) -> bool:
         """Whether differences begin where this address, under its id, stands here."""
         if known is None or holder != registration.broker_addr:
             return False
+        if registration.broker_name in self.kept_out:
+            return False  # what it is kept out of may be free now
         if self.settings.support_acting_master and registration.broker_id != MASTER_ID:
             return False  # whose topics count may have changed since
         return known.data_version == registration.since
@@ -560,6 +594,7 @@ class RouteInfoManager:
             if not addrs:
                 ended.add(live.broker_name)
                 self.drained.discard(live.broker_name)
+                self.kept_out.discard(live.broker_name)
                 del self.broker_addr_table[live.broker_name]
                 names = self.cluster_addr_table[key.cluster_name]
                 names.discard(live.broker_name)

@@ -114,10 +114,7 @@ class RemotingClient:
                     raise ConnectFailedError(f"{failed}: this client is closed")
                 try:
                     stream = await self._network.connect(
-                        host,
-                        port,
-                        timeout_s=min(timeout_s, self._connect_timeout_s),
-                        tls=self._tls,
+                        host, port, timeout_s=min(timeout_s, self._connect_timeout_s), tls=self._tls
                     )
                 except (OSError, UnicodeError) as error:
                     # The latter: a name that no resolver takes, such as one of a long label.

@@ -33,15 +33,8 @@ from dledger.remoting.errors import ConnectionLostError, TooManyInFlightError
 from dledger.remoting.handling import Handling, OpenRequest, OpenRequests, Processors
 from dledger.remoting.log import get_logger
 from dledger.remoting.memory_budget import NOTED_BYTES, MemoryBudget
-from dledger.remoting.processor import (
-    OnAnswer,
-    OnResponse,
-)
-from dledger.remoting.protocol.command import (
-    FLAG_ONEWAY,
-    FLAG_RESPONSE,
-    RemotingCommand,
-)
+from dledger.remoting.processor import OnAnswer, OnResponse
+from dledger.remoting.protocol.command import FLAG_ONEWAY, FLAG_RESPONSE, RemotingCommand
 from dledger.remoting.protocol.frame import FrameDecoder, encode_command_parts
 from dledger.remoting.protocol.outcome import GO_AWAY_FIELD, Condition
 from dledger.remoting.seams import Stream

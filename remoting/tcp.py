@@ -64,10 +64,7 @@ class TcpNetwork:
         failed = f"cannot listen on {host}:{port}"
         try:
             found = await trio.socket.getaddrinfo(
-                host or "0.0.0.0",
-                port,
-                family,
-                socket.SOCK_STREAM,
+                host or "0.0.0.0", port, family, socket.SOCK_STREAM
             )
         except OSError as error:
             raise OSError(error.errno, f"{failed}: {error.strerror or error}") from error
@@ -355,11 +352,7 @@ def _address(raw: object) -> tuple[str, int]:
 
 
 def server_tls(
-    mode: TlsMode,
-    *,
-    cert_file: str | None,
-    key_file: str | None,
-    client_ca_file: str | None = None,
+    mode: TlsMode, *, cert_file: str | None, key_file: str | None, client_ca_file: str | None = None
 ) -> ServerTls:
     """Return the listener's TLS settings from files named in the configuration.
 

@@ -40,22 +40,10 @@ class WriteBuffer:
     """
 
     __slots__ = (
-        "_at_once",
-        "_broken",
-        "_idle",
-        "_is_sending",
-        "_last_put_s",
-        "_parts",
-        "_send_began_s",
-        "_sent",
-        "_stream",
-        "_timeout_s",
-        "handed_total",
-        "is_held",
-        "last_sent_s",
-        "queued_total",
+        "_at_once", "_broken", "_idle", "_is_sending", "_last_put_s", "_parts", "_send_began_s",
+        "_sent", "_stream", "_timeout_s", "handed_total", "is_held", "last_sent_s", "queued_total",
         "unsent_bytes",
-    )
+    )  # fmt: skip
 
     def __init__(
         self,

@@ -16,7 +16,7 @@ from dledger.client.core.message import MAX_ID_CHARS, Message
 from dledger.client.core.message_ext import MessageExt
 from dledger.client.core.route import MessageQueue
 from dledger.client.producer.producer import Producer
-from dledger.client.trace import TRACE_TOPIC, TraceContext, decode
+from dledger.client.trace import TraceContext, decode
 from dledger.commitlog.errors import CorruptRecordError, LocalProtocolError
 from dledger.commitlog.message_id import decode_offset_message_id
 from dledger.commitlog.properties import (
@@ -46,6 +46,7 @@ from dledger.remoting.protocol.headers import (
     QueryMessageHeader,
     ViewMessageHeader,
 )
+from dledger.remoting.protocol.topic_names import DLQ_PREFIX, RETRY_PREFIX, TRACE_TOPIC
 
 MAX_QUERY_MESSAGES: Final = 64
 """More messages with one key no broker gives at once."""
@@ -154,10 +155,7 @@ class MessageQueries(LeaderAsks):
         """
         header = QueryConsumeQueueHeader(queue.topic, queue.queue_id, first, count, group)
         answer = await self._ask_leader(
-            queue.broker_name,
-            RequestCode.QUERY_CONSUME_QUEUE,
-            dict(header.encode()),
-            queue.topic,
+            queue.broker_name, RequestCode.QUERY_CONSUME_QUEUE, dict(header.encode()), queue.topic
         )
         return QueryConsumeQueueResponseBody.decode(answer.body)
 
@@ -239,9 +237,6 @@ def _records(body: Buffer, broker_name: str) -> Iterator[MessageExt]:
             code=ResponseCode.SERVICE_NOT_AVAILABLE,
         ) from error
 
-
-RETRY_PREFIX: Final = "%RETRY%"
-DEAD_LETTER_PREFIX: Final = "%DLQ%"
 
 RESEND_GROUP_PREFIX: Final = "DLQ_RESEND_"
 """Its consumer offsets in a dead letter topic say what was given back."""
@@ -326,9 +321,9 @@ class DeadLetters(LeaderAsks):
             RequestFailedError, BrokerUnreachableError: A leader does not say.
         """
         return [
-            await self.dead_letter_group(topic.removeprefix(DEAD_LETTER_PREFIX))
+            await self.dead_letter_group(topic.removeprefix(DLQ_PREFIX))
             for topic in await self.topic_list()
-            if topic.startswith(DEAD_LETTER_PREFIX)
+            if topic.startswith(DLQ_PREFIX)
         ]
 
     async def dead_letter_group(self, group: str) -> DeadLetterGroup:
@@ -337,7 +332,7 @@ class DeadLetters(LeaderAsks):
         Raises:
             NoRouteError: It never had one.
         """
-        topic = DEAD_LETTER_PREFIX + group
+        topic = DLQ_PREFIX + group
         kept = resent = 0
         # Not opened: two may read the same letters at once, and neither is a member of the group.
         consumer = PullConsumer(self._instance, RESEND_GROUP_PREFIX + group)
@@ -368,7 +363,7 @@ class DeadLetters(LeaderAsks):
         """
         consumer = PullConsumer(self._instance, READING_GROUP)
         left = limit
-        for queue in sorted(await consumer.fetch_message_queues(DEAD_LETTER_PREFIX + group)):
+        for queue in sorted(await consumer.fetch_message_queues(DLQ_PREFIX + group)):
             if begin is not None and queue < begin[0]:
                 continue
             end = await consumer.max_offset(queue)
@@ -401,21 +396,22 @@ class DeadLetters(LeaderAsks):
             queue: Of this queue only; each broker group has queues, with offsets of their own.
         Raises:
             NoRouteError: It never had one.
+            MessageIllegalError: Some cannot be sent, as a body that is larger than a message may
+                be; the first is named. All others were given back.
             ClientError: As `Producer.send` and `PullConsumer.commit_offset`; those before were
                 given back.
         """
-        done = 0
+        done, illegal = 0, list[str]()
         async with (
             PullConsumer(self._instance, RESEND_GROUP_PREFIX + group) as consumer,
             Producer(self._instance, RESEND_GROUP_PREFIX + group) as producer,
         ):
-            for each in await consumer.fetch_message_queues(DEAD_LETTER_PREFIX + group):
+            for each in await consumer.fetch_message_queues(DLQ_PREFIX + group):
                 if queue is not None and each != queue:
                     continue
                 end = await consumer.max_offset(each)
                 begin = max(
-                    await consumer.min_offset(each),
-                    await consumer.committed_offset(each) or 0,
+                    await consumer.min_offset(each), await consumer.committed_offset(each) or 0
                 )
                 if offset is not None:
                     begin, end = offset, min(end, offset + 1)
@@ -423,10 +419,18 @@ class DeadLetters(LeaderAsks):
                     async for letter in letters:
                         if limit is not None and done >= limit:
                             return done
-                        await producer.send(resend_copy(letter, group))
-                        done += 1
+                        try:
+                            await producer.send(resend_copy(letter, group))
+                            done += 1
+                        except (MessageIllegalError, CorruptRecordError) as error:
+                            illegal.append(f"offset {letter.queue_offset} of {each}: {error}")
                         if offset is None:
                             await consumer.commit_offset(each, letter.queue_offset + 1)
+        if illegal:
+            raise MessageIllegalError(
+                f"{len(illegal)} dead letters cannot be sent and stay where they are, {done} were"
+                f" given back; the first: {illegal[0]}"
+            )
         return done
 
 

@@ -9,9 +9,9 @@ from dledger.client.consumer.offsets import FROM_LAST, ConsumeFrom
 from dledger.client.consumer.process_queue import FlowLimits
 from dledger.client.consumer.rebalance import AllocateMessageQueueStrategy, Averagely
 from dledger.client.core.hooks import ConsumeMessageHook
-from dledger.client.trace import TRACE_TOPIC
 from dledger.commitlog.errors import ConfigError
 from dledger.remoting.protocol.bodies import MessageModel
+from dledger.remoting.protocol.topic_names import TRACE_TOPIC
 
 CONSUME_TASKS: Final = 20
 """RocketMQ's consumeThreadMin: listeners of one consumer that run at the same time."""

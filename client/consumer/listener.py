@@ -22,10 +22,8 @@ from dledger.client.core.route import MessageQueue
 from dledger.client.producer.producer import trace_dispatcher, unique_ids
 from dledger.client.trace import ConsumeMessageTraceHook, TraceDispatcher
 from dledger.commitlog.errors import ConfigError
+from dledger.remoting.protocol.topic_names import RETRY_PREFIX
 from dledger.remoting.seams import Clock, Executor
-
-RETRY_PREFIX: Final = "%RETRY%"
-"""Before a group's name it makes the topic of messages the group wants once more."""
 
 _RETRY_TOPIC: Final = b"RETRY_TOPIC"
 

@@ -38,9 +38,10 @@ from dledger.client.core.client_state import ManagedScope
 from dledger.client.core.errors import ClientClosedError
 from dledger.client.core.hooks import ConsumeMessageHook, ConsumeReturnType
 from dledger.client.core.route import MessageQueue
-from dledger.client.trace import TRACE_TOPIC, TraceDispatcher
+from dledger.client.trace import TraceDispatcher
 from dledger.commitlog.errors import ConfigError
 from dledger.remoting.protocol.bodies import ConsumerData, ConsumeType
+from dledger.remoting.protocol.topic_names import TRACE_TOPIC
 
 POLL_TIMEOUT_S: Final = 5.0
 """RocketMQ's pollTimeoutMillis."""

@@ -34,12 +34,7 @@ class MemberReads:
         self._suggested: dict[MessageQueue, int] = {}
 
     async def pull(
-        self,
-        queue: MessageQueue,
-        header: PullMessageHeader,
-        *,
-        bulk: bool,
-        more: Mapping[str, str],
+        self, queue: MessageQueue, header: PullMessageHeader, *, bulk: bool, more: Mapping[str, str]
     ) -> RemotingCommand | None:
         """Return the answer of the first member that has messages; None when none has any.
 
@@ -87,11 +82,7 @@ class MemberReads:
             link = await instance.link(address, MEMBER_TIMEOUT_S, group=queue.broker_name)
             code = RequestCode.BULK_PULL if bulk and link.bulk_pull else RequestCode.PULL_MESSAGE
             return await instance.ask(
-                address,
-                code,
-                dict(fields),
-                timeout_s=MEMBER_TIMEOUT_S,
-                group=queue.broker_name,
+                address, code, dict(fields), timeout_s=MEMBER_TIMEOUT_S, group=queue.broker_name
             )
         except (ClientError, MQError):
             # The next one may have them; what keeps all of them from answering the leader's

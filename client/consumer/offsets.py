@@ -22,7 +22,6 @@ from typing import Final, Protocol
 
 import trio
 
-from dledger.client.consumer.listener import RETRY_PREFIX
 from dledger.client.consumer.owned_queues import OwnedQueue, OwnedQueues
 from dledger.client.consumer.pull_consumer import PullConsumer, offset_in
 from dledger.client.core.client_instance import ClientInstance
@@ -40,12 +39,10 @@ from dledger.remoting.log import get_logger
 from dledger.remoting.protocol import bodies
 from dledger.remoting.protocol.bodies import ConsumeFromWhere
 from dledger.remoting.protocol.codes import RequestCode, ResponseCode
-from dledger.remoting.protocol.headers import (
-    QueryConsumerOffsetHeader,
-    UpdateConsumerOffsetHeader,
-)
+from dledger.remoting.protocol.headers import QueryConsumerOffsetHeader, UpdateConsumerOffsetHeader
 from dledger.remoting.protocol.outcome import outcome_of
 from dledger.remoting.protocol.own_fields import BY_OPERATOR_FIELD, TOKEN_FIELD
+from dledger.remoting.protocol.topic_names import RETRY_PREFIX
 from dledger.remoting.seams import Clock, Executor
 
 _log = get_logger(__name__)

@@ -34,7 +34,12 @@ from dledger.remoting.errors import BadRequestError
 from dledger.remoting.protocol.codes import RequestCode, ResponseCode
 from dledger.remoting.protocol.command import RemotingCommand
 from dledger.remoting.protocol.outcome import outcome_of
-from dledger.remoting.protocol.own_fields import FROM_NOW_FIELD, STALE_FIELD, decode_stale
+from dledger.remoting.protocol.own_fields import (
+    FROM_NOW_FIELD,
+    STALE_FIELD,
+    UNSEEN_FIELD,
+    decode_stale,
+)
 from dledger.remoting.protocol.pop_requests import (
     INIT_MAX,
     INIT_MIN,
@@ -313,16 +318,22 @@ class PopCalls:
         invisible_s: float,
         *,
         timeout_s: float = 10.0,
+        is_unseen: bool = False,
     ) -> ReceiptHandle:
         """Keep a message for *invisible_s* from now on; return its receipt from then on.
+
+        With *is_unseen* no consumer got it: the grant is not counted as an attempt.
 
         Raises ReceiptStaleError, RequestTimedOutError, RequestFailedError: as `ack`.
         """
         header = ChangeInvisibleTimeHeader(
             self._group, queue.topic, queue.queue_id, old.encode(), old.offset, _ms(invisible_s)
         )
+        fields = dict(header.encode())
+        if is_unseen:
+            fields[UNSEEN_FIELD] = "true"
         answer = await self._settle(
-            RequestCode.CHANGE_MESSAGE_INVISIBLETIME, dict(header.encode()), queue, timeout_s
+            RequestCode.CHANGE_MESSAGE_INVISIBLETIME, fields, queue, timeout_s
         )
         try:
             new = ChangeInvisibleTimeResponseHeader.decode(answer.ext)

@@ -157,10 +157,7 @@ class PullConsumer(ManagedScope):
         anywhere = self._anywhere
         if anywhere is not None:
             found = await anywhere.pull(
-                queue,
-                header,
-                bulk=max_messages > ROCKETMQ_PULL_MESSAGES,
-                more=more,
+                queue, header, bulk=max_messages > ROCKETMQ_PULL_MESSAGES, more=more
             )
             if found is not None:
                 result = _pull_result(queue, offset, found)

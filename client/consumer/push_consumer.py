@@ -175,11 +175,7 @@ class PushConsumer(ManagedScope):
             call, self._locks, self._send_back, config, self._clock, self._gate
         )
         self._offsets = QueueOffsets(
-            self._store(),
-            reader,
-            config.consume_from,
-            self._clock,
-            may_store=self._ordered.holds,
+            self._store(), reader, config.consume_from, self._clock, may_store=self._ordered.holds
         )
         self._in_hand: list[MessageQueue] = []
         self._is_suspended = False

@@ -113,12 +113,7 @@ class LockClient:
             ],
         )
         answer = await self._instance.ask_leader(
-            broker_name,
-            code,
-            dict(ext),
-            body.encode(),
-            topic=queues[0].topic,
-            timeout_s=timeout_s,
+            broker_name, code, dict(ext), body.encode(), topic=queues[0].topic, timeout_s=timeout_s
         )
         if answer.code == ResponseCode.SUCCESS:
             return answer

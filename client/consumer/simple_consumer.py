@@ -193,12 +193,7 @@ class SimpleConsumer(ManagedScope):
         return list(places)
 
     async def _pop(
-        self,
-        topic: str,
-        broker_name: str,
-        max_messages: int,
-        invisible_s: float,
-        hold_s: float,
+        self, topic: str, broker_name: str, max_messages: int, invisible_s: float, hold_s: float
     ) -> list[ReceivedMessage]:
         expression = self._subscriptions.get(topic)
         if expression is None:

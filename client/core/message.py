@@ -10,6 +10,7 @@ from typing_extensions import Buffer
 
 from dledger.client.core.errors import MessageIllegalError
 from dledger.commitlog.properties import KEY_SEPARATOR, PROPERTY_EXPIRE_AFTER_MS
+from dledger.remoting.protocol.topic_names import CLOSED_TOPICS, DLQ_PREFIX, is_of_copies
 
 MAX_BODY_BYTES: Final = 4 * 1024 * 1024
 """RocketMQ's maxMessageSize, for one message and for a whole batch."""
@@ -28,18 +29,6 @@ _TOPIC_CHARS: Final = frozenset(
     "%|-_0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 )
 _CLIENT_PROPERTIES: Final = frozenset({"UNIQ_KEY", "KEYS", "TAGS", "DELAY"})
-CLOSED_TOPICS: Final = frozenset(
-    {
-        "SCHEDULE_TOPIC_XXXX",
-        "rmq_sys_wheel_timer",
-        "RMQ_SYS_TRANS_HALF_TOPIC",
-        "RMQ_SYS_TRANS_OP_HALF_TOPIC",
-        "TRANS_CHECK_MAX_TIME_TOPIC",
-        "SELF_TEST_TOPIC",
-        "OFFSET_MOVED_EVENT",
-    }
-)
-"""The brokers' own: no client sends to them."""
 
 
 @dataclass(slots=True)
@@ -88,7 +77,7 @@ def check_topic(topic: str) -> None:
 
     Raises MessageIllegalError: empty, too long, bad characters, or reserved for the brokers.
     """
-    limit = MAX_RETRY_TOPIC_CHARS if topic.startswith(("%RETRY%", "%DLQ%")) else MAX_TOPIC_CHARS
+    limit = MAX_RETRY_TOPIC_CHARS if is_of_copies(topic) else MAX_TOPIC_CHARS
     if not topic:
         raise MessageIllegalError("the topic is empty")
     if len(topic) > limit:
@@ -96,7 +85,7 @@ def check_topic(topic: str) -> None:
     if not _TOPIC_CHARS.issuperset(topic):
         bad = next(c for c in topic if c not in _TOPIC_CHARS)
         raise MessageIllegalError(f"topic {topic!r} holds {bad!r}; allowed are % | a-z A-Z 0-9 _ -")
-    if topic.startswith("%DLQ%"):
+    if topic.startswith(DLQ_PREFIX):
         raise MessageIllegalError(
             f"topic {topic!r} is filled by the brokers; Admin.resend_dead_letters gives dead"
             " letters back"

@@ -116,7 +116,7 @@ def decompress(body: Buffer, sys_flag: int, max_bytes: int = MAX_DECOMPRESSED_BY
         raise CorruptRecordError(f"the compressed body is damaged: {error}") from error
     if len(whole) > max_bytes:
         raise CorruptRecordError(
-            f"the compressed body has more than {max_bytes} bytes (MAX_DECOMPRESSED_BYTES)"
+            f"the compressed body has more than {max_bytes} bytes, which is the limit here"
         )
     if not is_whole:
         raise CorruptRecordError("the compressed body is cut")

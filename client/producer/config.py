@@ -8,7 +8,7 @@ from dledger.client.core.hooks import SendMessageHook
 from dledger.client.core.message import MAX_BODY_BYTES
 from dledger.client.core.message_ext import CompressionType, check_level
 from dledger.client.producer.lane import MAX_REQUEST_BYTES, MAX_REQUEST_RECORDS, MAX_WAITING_BYTES
-from dledger.client.trace import TRACE_TOPIC
+from dledger.remoting.protocol.topic_names import TRACE_TOPIC
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,7 @@ from dledger.commitlog.record import SYS_FLAG_PREPARED, RecordTemplate, encode_r
 from dledger.remoting.protocol.codes import RequestCode
 from dledger.remoting.protocol.command import RemotingCommand, request
 from dledger.remoting.protocol.headers import SendMessageHeader
+from dledger.remoting.protocol.topic_names import RETRY_PREFIX
 from dledger.remoting.seams import Clock
 
 SINGLE_PROPERTIES: Final = frozenset(
@@ -49,7 +50,6 @@ SINGLE_PROPERTIES: Final = frozenset(
     }
 )
 """Properties that make the broker do more than append: such messages go alone, as RocketMQ's do."""
-RETRY_PREFIX: Final = "%RETRY%"
 TEMPLATES_MAX: Final = 10_000
 """Queues whose records have a template; they are made again when there are more."""
 

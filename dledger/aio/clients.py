@@ -44,7 +44,7 @@ from dledger.client.producer.transaction_producer import (
     TransactionCounters,
     TransactionProducerConfig,
 )
-from dledger.client.trace import TRACE_TOPIC
+from dledger.remoting.protocol.topic_names import TRACE_TOPIC
 
 AsyncListener: TypeAlias = Callable[[Sequence[DeliveredMessage], ConsumeContext], Awaitable[Answer]]
 

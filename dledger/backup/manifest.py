@@ -15,8 +15,17 @@ import msgspec
 
 from dledger.commitlog.errors import CorruptStoreError, ForeignStoreError
 from dledger.commitlog.mark import Anchor, Mark
+from dledger.commitlog.segment import MAX_SEGMENT_BYTES, MIN_SEGMENT_BYTES
 
 MANIFEST_FORMAT: Final = 1
+
+LOG_NUMBERS: Final = 1 << 62
+"""Below it are indexes, positions, terms and times of entries, and sizes of files."""
+
+CHAINS: Final = 1 << 64
+
+INDEX_UNITS_MAX: Final = 1 << 27
+"""Of one file of the entry index: it has 5 GiB then, and a member makes it whole."""
 
 
 class BackupDamagedError(CorruptStoreError):
@@ -119,10 +128,43 @@ def decode_manifest(data: bytes, place: str) -> Manifest:
         raise BackupDamagedError(f"{place} is damaged: {error}") from error
     if not is_whole:
         raise BackupDamagedError(f"{place} is damaged: it does not fit its checksum")
+    if wrong := _out_of_bounds(manifest):
+        raise BackupDamagedError(f"{place} is no manifest: {wrong}")
     for name in sorted(manifest.files):
         if "\0" in name or not all(each.strip(".") for each in name.split("/")):
             raise BackupDamagedError(f"{place} is no manifest: it names a file {name!r}")
     return manifest
+
+
+def _out_of_bounds(manifest: Manifest) -> str:
+    """Return which number of a manifest none can be; empty: each may be. A sum shows no maker."""
+    begin, end, tables = manifest.begin, manifest.end, manifest.tables
+    numbers = {
+        "segment_bytes": (manifest.segment_bytes, MIN_SEGMENT_BYTES, MAX_SEGMENT_BYTES + 1),
+        "index_units_per_file": (manifest.index_units_per_file, 1, INDEX_UNITS_MAX),
+        "made_at_ms": (manifest.made_at_ms, 0, LOG_NUMBERS),
+        "end_time_ms": (manifest.end_time_ms, begin.prev_store_time_ms, LOG_NUMBERS),
+        "begin.first_index": (begin.first_index, 1, LOG_NUMBERS),
+        "begin.position": (begin.position, 0, LOG_NUMBERS),
+        "begin.prev_term": (begin.prev_term, 0, LOG_NUMBERS),
+        "begin.prev_chain": (begin.prev_chain, 0, CHAINS),
+        "begin.prev_store_time_ms": (begin.prev_store_time_ms, 0, LOG_NUMBERS),
+        "end.index": (end.index, begin.first_index, LOG_NUMBERS),
+        "end.term": (end.term, begin.prev_term, LOG_NUMBERS),
+        "end.position": (end.position, begin.position, LOG_NUMBERS),
+        "end.chain": (end.chain, 0, CHAINS),
+        "end.end_position": (end.end_position, end.position + 1, LOG_NUMBERS),
+    }
+    for number, part in enumerate(manifest.parts):
+        numbers[f"parts[{number}].position"] = (part.position, 0, LOG_NUMBERS)
+        numbers[f"parts[{number}].size"] = (part.size, 1, manifest.segment_bytes + 1)
+    if tables is not None:
+        numbers["tables.size"] = (tables.size, 1, LOG_NUMBERS)
+        numbers["tables.applied_index"] = (tables.applied_index, 0, LOG_NUMBERS)
+    for name, (value, least, above) in numbers.items():
+        if not least <= value < above:
+            return f"{name} is {value}, which is not from {least} to {above - 1}"
+    return ""
 
 
 def sha256_of(data: bytes) -> str:

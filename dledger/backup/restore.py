@@ -15,7 +15,7 @@ from typing import Final
 
 from dledger.backup.folder import BackupFolder
 from dledger.backup.manifest import BackupDamagedError, Manifest
-from dledger.backup.verify import check_parts_join, loaded_tables
+from dledger.backup.verify import verify
 from dledger.commitlog.entry import ENTRY_HEADER_BYTES, seal_config
 from dledger.commitlog.errors import ConfigError
 from dledger.commitlog.mark import SlotFile, store_anchor
@@ -57,6 +57,7 @@ def restore(
     """Make the data folder *folder* out of *backup*; return its newest entry's index.
 
     Args:
+        backup: Checked whole first, every entry: nothing is written out of one that is damaged.
         folder: Absolute path; an empty folder, or one that is not there yet.
     Raises:
         RestoreRefusedError: The folder is not empty, or no member can be called so.
@@ -67,15 +68,13 @@ def restore(
     for kind, name in (("cluster", owner.cluster), ("group", owner.group), ("member", owner.name)):
         if not is_name(name):
             raise RestoreRefusedError(f"{name!r} is no name of a {kind}; nothing was changed")
-    manifest = backup.need_manifest()
-    check_parts_join(manifest, backup.root)
-    tables = loaded_tables(backup, manifest)
     there = sorted(set(disk.list_dir(folder)) - {"lost+found"})
     if there:
         raise RestoreRefusedError(
             f"{folder} is not empty, it holds {there[0]}; nothing was changed. Restore into an "
             "empty folder"
         )
+    manifest = verify(backup).manifest
     paths = StorePaths(folder)
     with _removed_on_error(disk, paths):
         _write_log(disk, backup, manifest, paths, written_to)
@@ -83,7 +82,7 @@ def restore(
         _append(disk, paths, manifest, frame)
         if manifest.begin.first_index > 1:
             store_anchor(disk, paths.anchor, manifest.begin)
-        if tables is not None and manifest.tables is not None:
+        if manifest.tables is not None:
             disk.replace(paths.snapshot, backup.tables(manifest.tables))
         disk.replace(paths.derived_lost, MAKE_AGAIN)
         marks = SlotFile(disk, paths.commit_mark)

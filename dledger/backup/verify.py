@@ -13,9 +13,9 @@ from dledger.backup.folder import BackupFolder
 from dledger.backup.manifest import BackupDamagedError, Manifest
 from dledger.commitlog.derive import Derived, derive
 from dledger.commitlog.errors import CorruptEntryError, CorruptRecordError, MQError
+from dledger.remoting.protocol.topic_names import STATE_TOPIC
 from dledger.state.snapshot import load
 from dledger.state.tables import StateTables
-from dledger.state.topics import STATE_TOPIC
 
 
 @dataclass(slots=True)
@@ -99,6 +99,8 @@ def verify(
             checked_to(header.end_position)
     except (EntryDamagedError, CorruptEntryError, CorruptRecordError) as error:
         raise BackupDamagedError(f"{root} is damaged: {error}") from error
+    if (header.position, header.store_time_ms) != (manifest.end.position, manifest.end_time_ms):
+        raise BackupDamagedError(f"{root} is damaged: its newest entry stands elsewhere")
     # What stands between entries and in front of the first one is in no checksum of an entry.
     for part in manifest.parts:
         folder.check_part(part)
@@ -124,6 +126,8 @@ def loaded_tables(folder: BackupFolder, manifest: Manifest) -> StateTables | Non
     except MQError as error:
         raise BackupDamagedError(f"{folder.root}/{found.file} is damaged: {error}") from error
     fits = manifest.begin.first_index <= tables.applied_index + 1 <= manifest.end.index + 1
+    same_floor = tables.floor.first_index == manifest.begin.first_index
+    fits = fits and (not same_floor or tables.floor == manifest.begin)
     if tables.applied_index != found.applied_index or not fits:
         raise BackupDamagedError(f"{folder.root}/{found.file} does not fit the log of this backup")
     return tables

@@ -177,7 +177,10 @@ def when(at_ms: int) -> str | None:
 
     if not at_ms:
         return None
-    return datetime.fromtimestamp(at_ms / 1000, UTC).isoformat(timespec="milliseconds")
+    try:
+        return datetime.fromtimestamp(at_ms / 1000, UTC).isoformat(timespec="milliseconds")
+    except (OverflowError, ValueError):  # no year that calendars have
+        return f"{at_ms} ms"
 
 
 def is_running(folder: Path) -> bool:
@@ -226,7 +229,7 @@ async def _asked(admin: Admin, address: str, source: Source) -> int | None:
     """Return the commit index of the leader at *address*; None when it does not lead."""
     from dledger.client.core.errors import ClientError
     from dledger.client.core.route import MessageQueue
-    from dledger.state.topics import STATE_TOPIC
+    from dledger.remoting.protocol.topic_names import STATE_TOPIC
 
     try:
         status = await admin.raft_status(address)

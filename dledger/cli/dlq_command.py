@@ -87,12 +87,12 @@ async def resend(
     output: Output = "table",
 ) -> None:
     """Send dead letters to their group again: all that were not sent again yet."""
-    from dledger.client.admin.messages import DEAD_LETTER_PREFIX
     from dledger.client.core.errors import NoRouteError
+    from dledger.remoting.protocol.topic_names import DLQ_PREFIX
 
     async with open_admin(namesrv) as admin:
         try:
-            found = await admin.topic_route(DEAD_LETTER_PREFIX + group)
+            found = await admin.topic_route(DLQ_PREFIX + group)
         except NoRouteError as error:
             raise _no_letters(group) from error
         done = 0

@@ -60,7 +60,7 @@ async def ls(
     system: Annotated[bool, Parameter(help="Show the broker's own groups too.")] = False,
 ) -> Rows:
     """List consumer groups with members and lag."""
-    from dledger.state.topics import SYSTEM_GROUPS
+    from dledger.remoting.protocol.topic_names import SYSTEM_GROUPS
 
     lags = await admin.lags()
     known = {*await admin.subscription_groups(), *lags}

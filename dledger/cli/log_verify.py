@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from dledger.commitlog.derive import SCHEDULE_TOPIC, derive
+from dledger.commitlog.derive import derive
 from dledger.commitlog.entry import (
     ENTRY_HEADER_BYTES,
     EntryHeader,
@@ -26,6 +26,7 @@ from dledger.commitlog.errors import (
     StoreError,
 )
 from dledger.commitlog.mark import Mark, newest_payload
+from dledger.commitlog.properties import SCHEDULE_TOPIC
 from dledger.commitlog.queue_unit import FILLER_SIZE, UNIT_BYTES, UNIT_DTYPE, Units
 from dledger.commitlog.record import BLANK_MAGIC, decode_record
 from dledger.commitlog.shared_units import Tails, read_tails

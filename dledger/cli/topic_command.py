@@ -114,18 +114,6 @@ def _check_attribute(name: str) -> None:
 
 app = App(name="topic", help="List, create, show and delete topics.", backend="trio")
 
-SYSTEM_PREFIXES = ("RMQ_SYS_", "rmq_sys_", "%RETRY%", "%DLQ%")
-SYSTEM_TOPICS = frozenset(
-    {
-        "TBW102",
-        "SELF_TEST_TOPIC",
-        "BenchmarkTest",
-        "OFFSET_MOVED_EVENT",
-        "SCHEDULE_TOPIC_XXXX",
-        "rmq_sys_wheel_timer",
-        "TRANS_CHECK_MAX_TIME_TOPIC",
-    }
-)
 ROUTE_COLUMNS = ("broker", "read", "write", "perm", "members")
 """What fits into 80 columns: queues for reading and writing; JSON names each by itself."""
 
@@ -144,14 +132,11 @@ async def ls(
 
 async def plain_topics(admin: Admin) -> list[str]:
     """Return the topics that are not the brokers' own."""
+    from dledger.remoting.protocol.topic_names import is_system
+
     info = await admin.cluster_info()
-    own = {*info.broker_addr_table, *info.cluster_addr_table, *SYSTEM_TOPICS}
-    own |= {f"{cluster}_REPLY_TOPIC" for cluster in info.cluster_addr_table}
-    return [
-        name
-        for name in await admin.topic_list()
-        if name not in own and not name.startswith(SYSTEM_PREFIXES)
-    ]
+    own = {*info.broker_addr_table, *info.cluster_addr_table}
+    return [name for name in await admin.topic_list() if not is_system(name, own)]
 
 
 @app.command

@@ -14,11 +14,11 @@ from cyclopts import Parameter, validators
 from hypercorn.config import Config
 
 from dledger.client.connect import connect
-from dledger.client.trace import TRACE_TOPIC
 from dledger.commitlog.errors import ConfigError
 from dledger.console.app import make_app
 from dledger.console.console import Console, ConsoleSettings
 from dledger.remoting.log import configure_logs
+from dledger.remoting.protocol.topic_names import TRACE_TOPIC
 
 DEFAULT_PORT = 8180
 GRACE_S = 1.0

@@ -17,7 +17,6 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from dledger.client.admin.admin import Admin
 from dledger.client.core.client_instance import ClientConfig, ClientInstance
-from dledger.client.trace import TRACE_TOPIC
 from dledger.commitlog.errors import MQError
 from dledger.console import texts
 from dledger.console.guard import (
@@ -31,6 +30,7 @@ from dledger.console.guard import (
 from dledger.console.known import is_access_refusal, sentence
 from dledger.console.look import ClusterLook, look_at
 from dledger.remoting.protocol.signature import Credentials
+from dledger.remoting.protocol.topic_names import TRACE_TOPIC
 
 CHANGE_S: Final = 30.0
 """A change may wait for a new leader and for its commit."""

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from dledger.client.admin.admin import Admin
-from dledger.client.admin.messages import DEAD_LETTER_PREFIX, times_given_back
+from dledger.client.admin.messages import times_given_back
 from dledger.client.core.message_ext import MessageExt
 from dledger.client.core.route import MessageQueue
 from dledger.commitlog.properties import PROPERTY_DLQ_ORIGIN_TOPIC, PROPERTY_RETRY_TOPIC
@@ -19,6 +19,7 @@ from dledger.console.console import Console, Form, RefusedError, change
 from dledger.console.known import asking
 from dledger.console.messages_page import address_of, head_of, or_none
 from dledger.console.paging import paged
+from dledger.remoting.protocol.topic_names import DLQ_PREFIX
 
 LETTERS_SHOWN: Final = 20
 """Dead letters of one page of a group."""
@@ -61,9 +62,7 @@ async def dead_letters(request: Request) -> Response:
     async with asking() as ask:
         topics = ask(console.admin.topic_list, "the list of topics", list[str]())
     names = [
-        topic.removeprefix(DEAD_LETTER_PREFIX)
-        for topic in topics.value
-        if topic.startswith(DEAD_LETTER_PREFIX)
+        topic.removeprefix(DLQ_PREFIX) for topic in topics.value if topic.startswith(DLQ_PREFIX)
     ]
     page = paged(names, request.query_params.get("page"), q=query)
     async with asking() as ask_groups:
@@ -91,7 +90,7 @@ async def dead_letter_group(request: Request) -> Response:
     name = request.query_params.get("name", "")
     begin = None
     if (place := place_of(request.query_params.get("from", ""))) is not None:
-        begin = MessageQueue(DEAD_LETTER_PREFIX + name, *place[:2]), place[2]
+        begin = MessageQueue(DLQ_PREFIX + name, *place[:2]), place[2]
 
     async def read() -> list[tuple[MessageQueue, MessageExt]]:
         letters = console.admin.dead_letters(name, limit=LETTERS_SHOWN, begin=begin)
@@ -149,7 +148,7 @@ async def resend(admin: Admin, form: Form) -> str:
     if not letters:
         raise RefusedError("no letter is ticked; nothing was given back")
     for broker, queue_id, offset in letters:
-        queue = MessageQueue(DEAD_LETTER_PREFIX + name, broker, queue_id)
+        queue = MessageQueue(DLQ_PREFIX + name, broker, queue_id)
         done += await admin.resend_dead_letters(name, offset=offset, queue=queue)
     if done < len(letters):
         raise RefusedError(f"{done} of {len(letters)} given back: the others are not kept")

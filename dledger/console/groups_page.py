@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from dledger.client.admin.admin import Admin
 from dledger.client.admin.groups import FIRST_MS, LAST_MS, OffsetMove
-from dledger.client.admin.messages import RESEND_GROUP_PREFIX, RETRY_PREFIX
+from dledger.client.admin.messages import RESEND_GROUP_PREFIX
 from dledger.client.core.route import MessageQueue
 from dledger.commitlog.errors import MQError
 from dledger.console import texts
@@ -25,11 +25,8 @@ from dledger.remoting.protocol.bodies import (
     OffsetWrapper,
     SubscriptionGroupConfig,
 )
+from dledger.remoting.protocol.topic_names import RETRY_PREFIX, SYSTEM_GROUPS
 
-SYSTEM_GROUPS: Final = (
-    *("TOOLS_CONSUMER", "FILTERSRV_CONSUMER", "SELF_TEST_C_GROUP", "CID_ONS-HTTP-PROXY"),
-    *("CID_ONSAPI_PERMISSION", "CID_ONSAPI_OWNER", "CID_ONSAPI_PULL", "CID_RMQ_SYS_TRANS"),
-)
 OLDEST_LOOKED_AT: Final = 64
 """Queues of a group whose oldest unread message is read for its time; one request each."""
 MODELS: Final = {"CLUSTERING": "shared", "BROADCASTING": "each client gets all"}

@@ -11,11 +11,13 @@ from starlette.responses import Response
 
 from dledger.client.admin.admin import Admin
 from dledger.client.core.route import MessageQueue
+from dledger.commitlog.properties import TIMER_TOPIC
 from dledger.console.console import Console, Form, RefusedError, change
 from dledger.console.known import asking
 from dledger.console.look import ClusterLook, group_views
 from dledger.console.paging import paged
 from dledger.remoting.protocol.bodies import ProducerInfo, SubscriptionGroupConfig
+from dledger.remoting.protocol.topic_names import HALF_TOPIC, OP_HALF_TOPIC
 from dledger.settings.text import OWN_KEYS
 
 
@@ -80,9 +82,6 @@ async def transfer(admin: Admin, form: Form) -> str:
 
 DELAY_LEVELS: Final = "messageDelayLevel"
 DELAY_FIGURE: Final = "scheduleMessageOffset_"
-TIMER_TOPIC: Final = "rmq_sys_wheel_timer"
-HALF_TOPIC: Final = "RMQ_SYS_TRANS_HALF_TOPIC"
-DECIDED_TOPIC: Final = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
 
 
 class SettingRow(NamedTuple):
@@ -143,7 +142,7 @@ async def waiting(request: Request) -> Response:
             for topic, what in (
                 (TIMER_TOPIC, "messages with a time of their own"),
                 (HALF_TOPIC, "half messages"),
-                (DECIDED_TOPIC, "decisions about half messages"),
+                (OP_HALF_TOPIC, "decisions about half messages"),
             )
         }
         settings = ask(
@@ -165,7 +164,7 @@ async def waiting(request: Request) -> Response:
         levels=level_rows(look, settings.value.get(DELAY_LEVELS, "")),
         timers=rows[TIMER_TOPIC],
         halves=rows[HALF_TOPIC],
-        decided=sum(end - first for _, (first, end) in rows[DECIDED_TOPIC]),
+        decided=sum(end - first for _, (first, end) in rows[OP_HALF_TOPIC]),
     )
 
 

@@ -16,14 +16,10 @@ from dledger.console import texts
 from dledger.console.console import Console, Form, RefusedError, change
 from dledger.console.known import Asks, Known, asking
 from dledger.console.paging import paged
+from dledger.remoting.protocol.topic_names import is_system
 
 RETENTION: Final = "retention.ms"
 HOUR_MS: Final = 3_600_000
-SYSTEM_PREFIXES: Final = ("RMQ_SYS_", "rmq_sys_", "%RETRY%", "%DLQ%")
-SYSTEM_TOPICS: Final = (
-    *("TBW102", "SELF_TEST_TOPIC", "BenchmarkTest", "OFFSET_MOVED_EVENT"),
-    *("SCHEDULE_TOPIC_XXXX", "TRANS_CHECK_MAX_TIME_TOPIC"),
-)
 PERMISSIONS: Final = {"6": "read and write", "4": "read only", "2": "write only", "0": "neither"}
 
 
@@ -36,16 +32,6 @@ class TopicRow(NamedTuple):
     permission: str
     kept: str
     is_ordered: bool
-
-
-def is_system(name: str, own: Iterable[str] = ()) -> bool:
-    """Return whether brokers made a topic for themselves."""
-    return (
-        name in SYSTEM_TOPICS
-        or name.startswith(SYSTEM_PREFIXES)
-        or name in own
-        or any(name == f"{cluster}_REPLY_TOPIC" for cluster in own)
-    )
 
 
 def permission_text(perm: int) -> str:

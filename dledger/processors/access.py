@@ -51,6 +51,7 @@ from dledger.remoting.protocol.codes import RequestCode
 from dledger.remoting.protocol.command import RemotingCommand, request, response_to
 from dledger.remoting.protocol.outcome import Condition, answer
 from dledger.remoting.protocol.signature import is_fresh_form
+from dledger.remoting.protocol.topic_names import STATE_TOPIC
 from dledger.services.account_changes import (
     DISABLE,
     ENABLE,
@@ -69,7 +70,6 @@ from dledger.services.account_changes import (
 from dledger.services.pending_configs import PendingConfigs
 from dledger.settings.parts import BrokerSettings
 from dledger.state.accounts import AccessChange, AccountConfig
-from dledger.state.topics import STATE_TOPIC
 
 PASSED_ON: Final = "passed on by a follower"
 """Remark of a request that a follower passes on: it is not passed on again. No signature covers
@@ -144,9 +144,7 @@ class AccessProcessor:
         """Answer 52: how new the accounts are."""
         state = self._group.state
         version = DataVersion(
-            timestamp=state.access_changed_ms,
-            counter=state.access_counter,
-            state_version=0,
+            timestamp=state.access_changed_ms, counter=state.access_counter, state_version=0
         ).encode()
         header = AclVersionHeader(
             version=version.decode(),
@@ -234,10 +232,7 @@ class AccessProcessor:
         name = _subject(header.subject)
         kind, resource = header.policy_type or "", header.resource or ""
         return self._put(
-            connection,
-            command,
-            name,
-            lambda row: without_policies(row, name, kind, resource),
+            connection, command, name, lambda row: without_policies(row, name, kind, resource)
         )
 
     @handles(RequestCode.AUTH_GET_ACL, limit=Limit.SETTINGS, rule=ADMIN, shows=True)

@@ -28,6 +28,7 @@ from msgspec import structs
 from dledger.broker_errors import ConfirmationNeededError, SettingRefusedError
 from dledger.commitlog.entry import parse_header
 from dledger.commitlog.errors import ConfigError, OffsetOutOfRangeError
+from dledger.commitlog.properties import SCHEDULE_TOPIC
 from dledger.group_api import BrokerGroup
 from dledger.processors.answers import RefusedError, asked_by, is_confirmed
 from dledger.processors.handles import Limit, handles
@@ -50,6 +51,7 @@ from dledger.remoting.protocol.headers import ViewBrokerStatsDataHeader
 from dledger.remoting.protocol.outcome import Condition
 from dledger.remoting.protocol.own_fields import GivenUp
 from dledger.remoting.protocol.signature import ACCESS_KEY
+from dledger.remoting.protocol.topic_names import AUTO_CREATE_TOPIC_KEY_TOPIC
 from dledger.remoting.seams import Clock
 from dledger.services.delayed_message import queue_of_level
 from dledger.services.retention import RetentionService, keeps_less, lost_to_settings
@@ -64,7 +66,6 @@ from dledger.settings.text import (
     REFUSED,
 )
 from dledger.state.state_record import AGE, FORCED, SIZE
-from dledger.state.topics import AUTO_CREATE_TOPIC_KEY_TOPIC, SCHEDULE_TOPIC
 
 SOURCE: Final = "changed while it runs"
 
@@ -242,9 +243,7 @@ class BrokerConfigProcessor:
         """
         try:
             notes = self._live.update(
-                _changes(command),
-                asked_by=asked_by(connection),
-                is_confirmed=is_confirmed(command),
+                _changes(command), asked_by=asked_by(connection), is_confirmed=is_confirmed(command)
             )
         except (SettingRefusedError, ConfirmationNeededError) as error:
             _log.warning(

@@ -21,6 +21,7 @@ from dledger.remoting.processor import DEFERRED, Handled
 from dledger.remoting.protocol.command import RemotingCommand, response_to
 from dledger.remoting.protocol.outcome import Condition, answer, answer_error
 from dledger.remoting.protocol.own_fields import CONFIRMED_FIELD
+from dledger.remoting.protocol.topic_names import CLOSED_TOPICS, RETRY_PREFIX
 from dledger.services.offset_commits import OffsetCommits, OffsetSlot
 from dledger.services.pending_configs import PendingConfigs, noting
 from dledger.state.state_record import state_batch
@@ -28,8 +29,6 @@ from dledger.state.table import StateChange
 from dledger.state.topics import (
     ACCESS_QUEUE,
     MAX_GROUP_CHARS,
-    NOT_ALLOWED_SEND_TOPICS,
-    RETRY_PREFIX,
     is_secret,
     name_problem,
     topic_problem,
@@ -297,7 +296,7 @@ def check_sendable(topic: str) -> None:
     Raises RefusedError: bad name, or a topic that the broker alone writes.
     """
     check_topic_name(topic)
-    if topic in NOT_ALLOWED_SEND_TOPICS:
+    if topic in CLOSED_TOPICS:
         raise RefusedError(
             Condition.NO_PERMISSION, f"sending to the system topic {topic} is forbidden"
         )

@@ -38,12 +38,12 @@ from dledger.remoting.protocol.pop_requests import (
     QueryAssignmentResponseBody,
     SetMessageRequestModeRequestBody,
 )
+from dledger.remoting.protocol.topic_names import RETRY_PREFIX
 from dledger.services.pending_configs import TopicView
 from dledger.services.pop_grants import PopGrants
 from dledger.services.pop_lines import PopAsk
 from dledger.settings.parts import BrokerSettings
 from dledger.state.pop import MAX_REQUEST_MODES, POP_MODE, PULL_MODE, RequestMode
-from dledger.state.topics import RETRY_PREFIX
 
 AVERAGELY: Final = "AVG"
 """RocketMQ's default strategy; the one that is known here."""

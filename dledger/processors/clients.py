@@ -199,11 +199,7 @@ class ClientsProcessor:
             self._settling_moved.set()
         return leadership is not None
 
-    @handles(
-        RequestCode.HEART_BEAT,
-        limit=Limit.CLIENT,
-        rule=HEARTBEAT,
-    )
+    @handles(RequestCode.HEART_BEAT, limit=Limit.CLIENT, rule=HEARTBEAT)
     def heartbeat(self, connection: Connection, command: RemotingCommand) -> Handled:
         """Answer 34 at once. An unknown group is not made: its first pull makes it."""
         self._leads()

@@ -42,12 +42,7 @@ class ConsumeStepProcessor:
     _offsets: OffsetCommits
     _records: SendRecordsProcessor
 
-    @handles(
-        RequestCode.CONSUME_STEP,
-        limit=Limit.SEND,
-        rule=CONSUMES_AND_SENDS,
-        appends=True,
-    )
+    @handles(RequestCode.CONSUME_STEP, limit=Limit.SEND, rule=CONSUMES_AND_SENDS, appends=True)
     def handle(self, connection: Connection, command: RemotingCommand) -> Handled:
         """Answer 51111: refusals at once, everything else when the step is applied."""
         consumer_group = command.ext.get("consumer_group")

@@ -195,8 +195,7 @@ def check_accepts(settings: BrokerSettings) -> None:
     """
     if not settings.broker.broker_permission & PERM_WRITE:
         raise RefusedError(
-            Condition.NO_PERMISSION,
-            f"the broker[{settings.address}] sending message is forbidden",
+            Condition.NO_PERMISSION, f"the broker[{settings.address}] sending message is forbidden"
         )
 
 

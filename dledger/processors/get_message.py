@@ -50,18 +50,13 @@ from dledger.remoting.protocol.command import RemotingCommand
 from dledger.remoting.protocol.headers import PullMessageHeader
 from dledger.remoting.protocol.outcome import Condition
 from dledger.remoting.protocol.own_fields import WITH_EXPIRED_FIELD
+from dledger.remoting.protocol.topic_names import RETRY_PREFIX, is_of_copies
 from dledger.remoting.seams import Clock
 from dledger.services.offset_commits import OffsetCommits
 from dledger.services.pending_configs import KnownGroups, TopicView
 from dledger.services.queue_locks import QueueLocks
 from dledger.settings.parts import BrokerSettings, ReadLimits
-from dledger.state.topics import (
-    PERM_READ,
-    RETRY_PREFIX,
-    SubscriptionGroupConfig,
-    is_of_copies,
-    is_secret,
-)
+from dledger.state.topics import PERM_READ, SubscriptionGroupConfig, is_secret
 
 # ---------------------------------------------------------------------------------- the expression
 
@@ -94,8 +89,7 @@ class PropertyFilters:
             return self._cache.get(text or "")
         except ExpressionIllegalError as error:
             raise RefusedError(
-                Condition.SUBSCRIPTION_ILLEGAL,
-                f"parse the consumer's subscription failed: {error}",
+                Condition.SUBSCRIPTION_ILLEGAL, f"parse the consumer's subscription failed: {error}"
             ) from error
 
     def of_subscription(self, subscription: Subscription) -> Expression:
@@ -240,10 +234,7 @@ def judge(
 
 
 def _chosen(
-    found: UnitRange,
-    matching: npt.NDArray[np.int64] | None,
-    next_offset: int,
-    limits: ReadLimits,
+    found: UnitRange, matching: npt.NDArray[np.int64] | None, next_offset: int, limits: ReadLimits
 ) -> MessageRange:
     """Return as many of the units at *matching*, or of all, as the limits allow."""
     offset, low, high = found.offset, found.min_offset, found.max_offset

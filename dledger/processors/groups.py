@@ -47,18 +47,13 @@ from dledger.remoting.protocol.headers import (
 )
 from dledger.remoting.protocol.outcome import Condition
 from dledger.remoting.protocol.own_fields import NOT_MADE_FIELD
+from dledger.remoting.protocol.topic_names import RETRY_PREFIX, STATE_TOPIC
 from dledger.remoting.seams import Clock
 from dledger.services.offset_commits import OffsetCommits
 from dledger.services.pending_configs import TopicView
 from dledger.settings.parts import BrokerSettings
 from dledger.state.state_record import SubscriptionGroupsChange
-from dledger.state.topics import (
-    RETRY_PREFIX,
-    STATE_TOPIC,
-    SUBSCRIPTION_GROUPS_QUEUE,
-    SubscriptionGroupConfig,
-    TopicConfig,
-)
+from dledger.state.topics import SUBSCRIPTION_GROUPS_QUEUE, SubscriptionGroupConfig, TopicConfig
 
 MAX_GROUPS_PER_REQUEST: Final = 10_000
 """Groups of one request: they become one record of about 4 MB."""
@@ -144,9 +139,7 @@ class SubscriptionGroupsProcessor:
     def update_and_create(self, connection: Connection, command: RemotingCommand) -> Handled:
         """Answer 200 when the group is as asked for."""
         return self._put(
-            connection,
-            command,
-            lambda: [bodies.SubscriptionGroupConfig.decode(command.body)],
+            connection, command, lambda: [bodies.SubscriptionGroupConfig.decode(command.body)]
         )
 
     @handles(

@@ -20,7 +20,7 @@ from enum import StrEnum
 from typing import Final, TypeAlias, TypeVar
 
 from dledger.commitlog.errors import ConfigError, CorruptRecordError, OffsetOutOfRangeError
-from dledger.commitlog.properties import decode_properties
+from dledger.commitlog.properties import SCHEDULE_TOPIC, TIMER_TOPIC, decode_properties
 from dledger.commitlog.record import decode_record
 from dledger.group_api import BrokerGroup
 from dledger.processors.answers import not_leader
@@ -42,7 +42,7 @@ from dledger.remoting.protocol.codes import RequestCode
 from dledger.remoting.protocol.command import RemotingCommand
 from dledger.remoting.protocol.header_codec import whole_number
 from dledger.remoting.protocol.own_fields import step_commits_of
-from dledger.state.topics import HALF_TOPIC, SCHEDULE_TOPIC, TRACE_TOPIC
+from dledger.remoting.protocol.topic_names import HALF_TOPIC, TRACE_TOPIC
 
 # ----------------------------------------------------------------------------- what must be allowed
 
@@ -84,7 +84,7 @@ def topic_of_message_at(group: BrokerGroup) -> TopicAt:
             record = decode_record(group.log.record_at(offset))
         except (OffsetOutOfRangeError, CorruptRecordError):
             return None
-        if record.topic in (HALF_TOPIC, SCHEDULE_TOPIC):
+        if record.topic in (HALF_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC):
             return decode_properties(record.properties).get("REAL_TOPIC", record.topic)
         return record.topic
 

@@ -89,8 +89,7 @@ class QueueLocksProcessor:
             tokens = decode_tokens(command.ext.get(TOKENS_FIELD, ""))
             if tokens and len(tokens) != len(body.mq_set):
                 raise RefusedError(
-                    Condition.BAD_REQUEST,
-                    f"{len(tokens)} tokens for {len(body.mq_set)} queues",
+                    Condition.BAD_REQUEST, f"{len(tokens)} tokens for {len(body.mq_set)} queues"
                 )
             self._locks.unlock(body.client_id, _keys(body), tokens, on_done)
 

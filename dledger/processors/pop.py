@@ -16,14 +16,7 @@ from dledger.processors.get_message import FLAG_SUBSCRIPTION, PullChecks
 from dledger.processors.handles import CONSUMES, Limit, handles
 from dledger.processors.pop_messages import PopMessages
 from dledger.processors.pull import MAX_SUSPEND_MS
-from dledger.remoting.access.accounts import (
-    INNER_TOPICS,
-    Permission,
-    Right,
-    Rule,
-    group_right,
-    topic_right,
-)
+from dledger.remoting.access.accounts import Permission, Right, Rule, group_right, topic_right
 from dledger.remoting.access.gate import limited_account
 from dledger.remoting.connection import Connection
 from dledger.remoting.processor import DEFERRED, Handled
@@ -31,7 +24,12 @@ from dledger.remoting.protocol.codes import RequestCode, ResponseCode
 from dledger.remoting.protocol.command import RemotingCommand, response_to
 from dledger.remoting.protocol.headers import PullMessageHeader
 from dledger.remoting.protocol.outcome import Condition, answer
-from dledger.remoting.protocol.own_fields import FROM_NOW_FIELD, STALE_FIELD, encode_stale
+from dledger.remoting.protocol.own_fields import (
+    FROM_NOW_FIELD,
+    STALE_FIELD,
+    UNSEEN_FIELD,
+    encode_stale,
+)
 from dledger.remoting.protocol.pop_requests import (
     INIT_MAX,
     MAX_REQUEST_BITS,
@@ -47,6 +45,7 @@ from dledger.remoting.protocol.pop_requests import (
     encode_offsets,
 )
 from dledger.remoting.protocol.receipt_handle import ReceiptHandle, revive_queue_of
+from dledger.remoting.protocol.topic_names import INNER_TOPICS
 from dledger.services.offset_commits import OffsetCommits
 from dledger.services.pending_configs import TopicView
 from dledger.services.pop_decision import MAX_MESSAGES_PER_ENTRY, Receipt, Receive
@@ -115,12 +114,7 @@ class PopProcessor:
 
     # ------------------------------------------------------------------------------ messages
 
-    @handles(
-        RequestCode.POP_MESSAGE,
-        limit=Limit.POP,
-        rule=CONSUMES,
-        reads=True,
-    )
+    @handles(RequestCode.POP_MESSAGE, limit=Limit.POP, rule=CONSUMES, reads=True)
     def pop(self, connection: Connection, command: RemotingCommand) -> Handled:
         """Answer 200050 when the grant is applied, or when the time to wait is over."""
         header = PopMessageHeader.decode(command.ext)
@@ -289,6 +283,7 @@ class PopProcessor:
             respond,
             receipts=(receipt,),
             invisible_ms=header.invisible_time,
+            is_unseen=UNSEEN_FIELD in command.ext,
         )
 
     # ------------------------------------------------------------------------------ asking
@@ -356,6 +351,7 @@ class PopProcessor:
         receive: Receive | None = None,
         receipts: tuple[Receipt, ...] = (),
         invisible_ms: int | None = None,
+        is_unseen: bool = False,
         queue_id: int = -1,
         hold_s: float = 0.0,
         is_notice: bool = False,
@@ -382,6 +378,7 @@ class PopProcessor:
                 receive=receive,
                 receipts=receipts,
                 invisible_ms=invisible_ms,
+                is_unseen=is_unseen,
                 queue_id=max(-1, queue_id),
                 hold_s=hold_s,
                 is_notice=is_notice,

@@ -156,9 +156,7 @@ class KeyQueryProcessor:
             raise
         if not found:
             return answer(
-                command,
-                Condition.NOT_FOUND,
-                "can not find message, maybe time range not correct",
+                command, Condition.NOT_FOUND, "can not find message, maybe time range not correct"
             )
         index = group.key_index
         return response_to(

@@ -25,6 +25,7 @@ from dledger.commitlog.properties import (
     PROPERTY_DELAY,
     PROPERTY_TRANSACTION_PREPARED,
     PROPERTY_UNIQ_KEY,
+    SCHEDULE_TOPIC,
     encode_properties,
     get_property,
     may_have_owned,
@@ -73,6 +74,7 @@ from dledger.remoting.protocol.command import RemotingCommand, response_to
 from dledger.remoting.protocol.headers import SendMessageHeader
 from dledger.remoting.protocol.outcome import Condition
 from dledger.remoting.protocol.own_fields import ProducerStamp, stamp_of_texts
+from dledger.remoting.protocol.topic_names import RETRY_PREFIX, is_of_copies
 from dledger.remoting.seams import Clock
 from dledger.services.delayed_message import (
     TIMER_MARK,
@@ -88,14 +90,7 @@ from dledger.services.queue_locks import QueueLocks
 from dledger.settings.parts import BrokerSettings
 from dledger.state.producer_sessions import StoredSend
 from dledger.state.state_record import ProducerSendChange, StateRecord, state_record
-from dledger.state.topics import (
-    MAX_GROUP_CHARS,
-    RETRY_PREFIX,
-    SCHEDULE_TOPIC,
-    TopicConfig,
-    is_of_copies,
-    name_problem,
-)
+from dledger.state.topics import MAX_GROUP_CHARS, TopicConfig, name_problem
 
 MAX_OPEN_HALVES = 100_000
 """Half messages without a decision, and those in flight: they are in memory and in every snapshot

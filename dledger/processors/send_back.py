@@ -31,6 +31,7 @@ from dledger.commitlog.properties import (
     PROPERTY_REAL_TOPIC,
     PROPERTY_RETRY_TOPIC,
     PROPERTY_WAIT,
+    SCHEDULE_TOPIC,
     with_properties,
     without_properties,
 )
@@ -56,7 +57,7 @@ from dledger.services.delayed_message import queue_of_level
 from dledger.services.leader_loop import fitting_properties, set_aside_properties
 from dledger.services.stored_record import StoredRecord, StoredRecords, copy_of
 from dledger.settings.parts import BrokerSettings
-from dledger.state.topics import SCHEDULE_TOPIC, TopicConfig
+from dledger.state.topics import TopicConfig
 
 # ---------------------------------------------------------------------------------- the copy
 

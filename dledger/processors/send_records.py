@@ -62,6 +62,7 @@ from dledger.remoting.protocol.codes import RequestCode
 from dledger.remoting.protocol.command import RemotingCommand, response_to
 from dledger.remoting.protocol.outcome import ANSWERS, Condition
 from dledger.remoting.protocol.own_fields import ProducerStamp, stamp_of_field
+from dledger.remoting.protocol.topic_names import AUTO_CREATE_TOPIC_KEY_TOPIC
 from dledger.services.pending_configs import TopicView, noting
 from dledger.settings.parts import BrokerSettings
 from dledger.state.producer_sessions import StoredSend
@@ -72,7 +73,7 @@ from dledger.state.state_record import (
     behind_heads,
     state_record,
 )
-from dledger.state.topics import AUTO_CREATE_TOPIC_KEY_TOPIC, TopicConfig
+from dledger.state.topics import TopicConfig
 
 MAX_RUNS = 4096
 """Runs of one request: a queue each is what a producer has open."""
@@ -151,12 +152,7 @@ class SendRecordsProcessor:
     _destinations: Destinations
     _sends: ProducerSends
 
-    @handles(
-        RequestCode.SEND_RECORDS,
-        limit=Limit.SEND,
-        rule=SENDS_RECORDS,
-        appends=True,
-    )
+    @handles(RequestCode.SEND_RECORDS, limit=Limit.SEND, rule=SENDS_RECORDS, appends=True)
     def handle(self, connection: Connection, command: RemotingCommand) -> Handled:
         """Answer 51101: refusals at once, everything else when its outcome is known."""
         runs, default_queue_nums, records, sizes = self._verified(command)

@@ -25,6 +25,7 @@ from dledger.commitlog.properties import (
     PROPERTY_TIMER_DELETE_UNIQ_KEY,
     PROPERTY_TIMER_OUT_MS,
     PROPERTY_UNIQ_KEY,
+    TIMER_TOPIC,
     get_property,
 )
 from dledger.commitlog.record import Record
@@ -50,7 +51,6 @@ from dledger.services.delayed_message import (
 from dledger.services.stored_record import StoredRecord, StoredRecords
 from dledger.settings.parts import BrokerSettings
 from dledger.state.state_record import StateRecord, TimersChange, state_batch, state_record
-from dledger.state.topics import TIMER_TOPIC
 
 MAX_CANDIDATES = 64
 """Records with one key hash that are read; keys of clients are unique."""

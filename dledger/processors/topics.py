@@ -38,6 +38,7 @@ from dledger.remoting.protocol.command import RemotingCommand, response_to
 from dledger.remoting.protocol.headers import CreateTopicHeader, TopicHeader
 from dledger.remoting.protocol.outcome import Condition
 from dledger.remoting.protocol.own_fields import GivenUp
+from dledger.remoting.protocol.topic_names import is_reserved
 from dledger.remoting.seams import Clock
 from dledger.services.offset_commits import OffsetCommits
 from dledger.services.pending_configs import TopicView
@@ -52,8 +53,6 @@ from dledger.state.state_record import TopicsChange
 from dledger.state.topics import TopicConfig
 
 _log = structlog.get_logger(__name__)
-
-SYSTEM_TOPIC_PREFIX = "RMQ_SYS_"
 
 TYPE_ATTRIBUTE: Final = "message.type"
 MESSAGE_TYPES: Final = ("UNSPECIFIED", "NORMAL", "FIFO", "DELAY", "TRANSACTION", "MIXED")
@@ -115,12 +114,7 @@ class TopicsProcessor:
         requester = self._confirmed_by(connection, command, configs.values())
         change = TopicsChange(put=tuple(configs.values()), asked_by=requester)
         propose_change(
-            connection,
-            command,
-            self._group,
-            change,
-            self._topics.pending,
-            self._topics.when_known,
+            connection, command, self._group, change, self._topics.pending, self._topics.when_known
         )
         return DEFERRED
 
@@ -241,7 +235,7 @@ class TopicsProcessor:
         return lost_to_topic(self._group, topic, keeps_ms, self._clock.wall_ms(), change)
 
     def _refuse_system_topic(self, topic: str) -> None:
-        if topic.startswith(SYSTEM_TOPIC_PREFIX) or topic in self._group.state.builtin_topics:
+        if is_reserved(topic) or topic in self._group.state.builtin_topics:
             raise RefusedError(
                 Condition.BAD_REQUEST, f"The topic[{topic}] is conflict with system topic."
             )

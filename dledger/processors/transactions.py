@@ -102,8 +102,7 @@ class EndTransactionProcessor:
             ) from error
         except (OffsetOutOfRangeError, CorruptRecordError, UnprocessableMessageError) as error:
             raise RefusedError(
-                Condition.BAD_REQUEST,
-                f"no half message stands at {position} (any more): {error}",
+                Condition.BAD_REQUEST, f"no half message stands at {position} (any more): {error}"
             ) from error
         record = message.record
         for what, there, named in (

@@ -1,9 +1,12 @@
-"""The client that makes a call, and how long it waits for the answer."""
+"""The client that makes a call, how long it waits for the answer, and what is held for its host."""
 
 from __future__ import annotations
 
+import asyncio
 import re
-from collections.abc import Mapping
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -116,3 +119,86 @@ class Caller:
         """Return how long brokers may take for the next step, at most *most_s*."""
         left_s = self.left_s()
         return most_s if left_s is None else max(TIMEOUT_S_MIN, min(most_s, left_s))
+
+
+HOST_SHARE: Final = 4
+"""One host has a fourth of either at most: those of others are served then."""
+
+REQUEST_MESSAGE_BYTES_MAX: Final = 5 << 20
+"""Of one request: the largest body that brokers take, and what stands beside it; a batch has the
+limit of one message. gRPC ends a call with more as RESOURCE_EXHAUSTED before it has it."""
+
+
+class HeldBytes:
+    """How many bytes are held for each host."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        """Begin with none."""
+        self.used_bytes = 0
+        self._limit_bytes = limit_bytes
+        self._by_host: Counter[str] = Counter()
+        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
+
+    def is_full(self, host: str) -> bool:
+        """Return whether nothing more is to be begun for a client of *host*."""
+        if self.used_bytes >= self._limit_bytes:
+            return True
+        return self._by_host[host] >= self._limit_bytes // HOST_SHARE
+
+    def fits(self, size_bytes: int) -> bool:
+        """Return whether an answer that was begun before can be kept still."""
+        return self.used_bytes + size_bytes <= 2 * self._limit_bytes
+
+    def count(self, host: str, change_bytes: int) -> None:
+        """Count what is held from now on; less than none: what is not held any more."""
+        self.used_bytes += change_bytes
+        held_bytes = self._by_host[host] + change_bytes
+        if held_bytes:
+            self._by_host[host] = held_bytes
+        else:
+            self._by_host.pop(host, None)
+        if change_bytes < 0 and self._waiting:
+            self._give_turns()
+
+    @asynccontextmanager
+    async def turn(self, host: str) -> AsyncIterator[Callable[[int], None]]:
+        """Hold the bytes of the largest request while the block runs; wait until they are free.
+
+        Yields what changes how many it holds from then on.
+        """
+        if host in self._waiting or not self._has_turn(host):
+            mine = asyncio.get_running_loop().create_future()
+            self._waiting.setdefault(host, deque()).append(mine)
+            try:
+                await mine
+            except asyncio.CancelledError:
+                if not mine.cancelled():  # it had its turn, and was ended at the same time
+                    self.count(host, -REQUEST_MESSAGE_BYTES_MAX)
+                raise
+        else:
+            self.count(host, REQUEST_MESSAGE_BYTES_MAX)
+        held_bytes = REQUEST_MESSAGE_BYTES_MAX
+
+        def hold(size_bytes: int) -> None:
+            nonlocal held_bytes
+            self.count(host, size_bytes - held_bytes)
+            held_bytes = size_bytes
+
+        try:
+            yield hold
+        finally:
+            hold(0)
+
+    def _has_turn(self, host: str) -> bool:
+        more, share = REQUEST_MESSAGE_BYTES_MAX, self._limit_bytes // HOST_SHARE
+        return self._by_host[host] + more <= share and self.used_bytes + more <= self._limit_bytes
+
+    def _give_turns(self) -> None:
+        for host, waiting in list(self._waiting.items()):
+            while waiting and (waiting[0].done() or self._has_turn(host)):
+                first = waiting.popleft()
+                if not first.done():
+                    self.count(host, REQUEST_MESSAGE_BYTES_MAX)
+                    first.set_result(None)
+            if not waiting:
+                del self._waiting[host]

@@ -20,6 +20,7 @@ from dledger.output import LogFormOption, LogLevelOption, PrintSettings, begin_l
 from dledger.proxy.config import ProxyConfig, address_of
 from dledger.proxy.server import serving
 from dledger.remoting.access.account_file import AccountStore
+from dledger.remoting.machine import give_freed_memory_back
 from dledger.settings.schema import ConfigFile, settings_text
 
 app = App(name="proxy", help="Run one proxy for clients of RocketMQ's gRPC protocol.")
@@ -76,6 +77,7 @@ async def run_daemon(config: ProxyConfig) -> None:
     Raises:
         ConfigError: No NameServer is named, an address cannot be bound, a certificate not be used.
     """
+    give_freed_memory_back()
     log = structlog.get_logger()
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()

@@ -18,19 +18,20 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from dledger.client.core.errors import MessageIllegalError
 from dledger.client.core.message import (
-    CLOSED_TOPICS,
     MAX_BODY_BYTES,
     MAX_RETRY_TOPIC_CHARS,
     MAX_TOPIC_CHARS,
     Message,
     check_topic,
 )
-from dledger.client.core.message_ext import MessageExt
+from dledger.client.core.message_ext import MessageExt, decompress
 from dledger.commitlog import properties as names
 from dledger.commitlog.errors import CorruptRecordError
 from dledger.commitlog.properties import PROPERTY_SHARDING_KEY
+from dledger.commitlog.record import SYS_FLAG_COMPRESSED
 from dledger.proxy import messaging_pb2 as pb
 from dledger.proxy.status import RefusedError
+from dledger.remoting.protocol.topic_names import CLOSED_TOPICS, RETRY_PREFIX, is_of_copies
 
 PROPERTY_TRACE_CONTEXT: Final = "__TraceContext"
 PROPERTY_BORN_HOST: Final = "__BORNHOST"
@@ -51,11 +52,18 @@ TIME_MS_MAX: Final = (1 << 63) - 1
 ATTEMPT_MAX: Final = (1 << 31) - 1
 """Of a delivery; a sender may have stated as many before."""
 
-GROUP_CHARS_MAX: Final = MAX_RETRY_TOPIC_CHARS - len("%RETRY%")
+GROUP_CHARS_MAX: Final = MAX_RETRY_TOPIC_CHARS - len(RETRY_PREFIX)
 """Of a consumer group: it names its retry topic, which is a folder."""
 
 RECOVERY_S_MAX: Final = 72 * 3600
 """After which brokers ask back about a transaction at the latest."""
+
+MAX_MESSAGE_BYTES: Final = 16 << 20
+"""Of one request or answer: a batch of the largest bodies that brokers take has a quarter of it."""
+
+CARRIED_BODY_BYTES_MAX: Final = MAX_MESSAGE_BYTES - (256 << 10)
+"""Of a message to a client, decompressed: properties take no more than the rest, whatever they
+hold."""
 
 ENCODINGS: Final = frozenset({pb.ENCODING_UNSPECIFIED, pb.IDENTITY, pb.GZIP})
 """Of bodies. One that is none of them would reach consumers as what it is not."""
@@ -136,8 +144,7 @@ def topic_of(resource: pb.Resource) -> str:
 
 @lru_cache(maxsize=NAMES_MAX)
 def _is_topic(topic: str) -> bool:
-    is_of_group = topic.startswith(("%RETRY%", "%DLQ%"))
-    most = MAX_RETRY_TOPIC_CHARS if is_of_group else MAX_TOPIC_CHARS
+    most = MAX_RETRY_TOPIC_CHARS if is_of_copies(topic) else MAX_TOPIC_CHARS
     return _is_name(topic, most) and topic not in CLOSED_TOPICS
 
 
@@ -392,7 +399,8 @@ def received_message(
         receipt: What it is acknowledged with; empty: it was pulled.
         invisible_ms: For how long it is this client's.
     Raises:
-        CorruptRecordError: Its bytes are damaged, or a number in it is none that the protocol has.
+        CorruptRecordError: Its bytes are damaged, a number in it is none that the protocol has, or
+            its body is larger than one answer may be.
     """
     try:
         return _received_message(message, topic, receipt, invisible_ms)
@@ -403,8 +411,13 @@ def received_message(
 def _received_message(
     message: MessageExt, topic: pb.Resource, receipt: str, invisible_ms: int
 ) -> pb.Message:
-    properties = message.properties
-    body = message.body
+    properties, record = message.properties, message.record
+    if record.sys_flag & SYS_FLAG_COMPRESSED:
+        body = decompress(record.body, record.sys_flag, CARRIED_BODY_BYTES_MAX)
+    else:
+        body = message.body
+    if len(body) > CARRIED_BODY_BYTES_MAX:
+        raise CorruptRecordError(f"{len(body)} bytes, at most {CARRIED_BODY_BYTES_MAX}")
     system = pb.SystemProperties(
         keys=properties.get(names.PROPERTY_KEYS, "").split(names.KEY_SEPARATOR)
         if names.PROPERTY_KEYS in properties

@@ -12,14 +12,8 @@ from dledger.client.core.route import MessageQueue
 from dledger.commitlog.errors import CorruptRecordError
 from dledger.proxy import messaging_pb2 as pb
 from dledger.proxy.caller import Caller
-from dledger.proxy.messages import (
-    TIME_MS_MAX,
-    group_of,
-    milliseconds,
-    received_message,
-    topic_of,
-)
-from dledger.proxy.receives import LONG_POLLING_MS_MAX, batch_size_of, wanted_by
+from dledger.proxy.messages import TIME_MS_MAX, group_of, milliseconds, received_message, topic_of
+from dledger.proxy.receives import BODIES_BYTES_MAX, LONG_POLLING_MS_MAX, batch_size_of, wanted_by
 from dledger.proxy.routes import BrokerConfigs
 from dledger.proxy.sends import PRODUCER_GROUP
 from dledger.proxy.status import OK, RefusedError
@@ -56,7 +50,8 @@ class Offsets:
     ) -> list[pb.PullMessageResponse]:
         """Return the answers of one pull: a status, messages, and where to go on.
 
-        It ends before a message that cannot be read: the pull that begins there has the error.
+        It ends before a message that cannot be read or carried: the pull that begins there has the
+        error.
 
         Raises:
             CorruptRecordError: The first message cannot be read; those behind it can be pulled.
@@ -81,12 +76,17 @@ class Offsets:
         )
         answers = [pb.PullMessageResponse(status=status)]
         topic, next_offset = request.message_queue.topic, found.next_begin_offset
+        bodies_bytes = 0
         for message in found.messages:
             try:
                 wire = received_message(message, topic)
             except CorruptRecordError:
                 if len(answers) == 1:
                     raise
+                next_offset = message.queue_offset
+                break
+            bodies_bytes += len(wire.body)
+            if bodies_bytes > BODIES_BYTES_MAX and len(answers) > 1:
                 next_offset = message.queue_offset
                 break
             answers.append(pb.PullMessageResponse(message=wire))

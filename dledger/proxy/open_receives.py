@@ -17,15 +17,20 @@ import trio
 
 from dledger.client.consumer.pop_calls import ReceivedMessage
 from dledger.client.core.errors import RequestTimedOutError
+from dledger.client.core.route import MessageQueue
 from dledger.proxy import messaging_pb2 as pb
 from dledger.proxy.caller import Caller
 from dledger.proxy.messages import full_name
-from dledger.proxy.receives import Receives, hold_s_of
+from dledger.proxy.receives import Receives, Returned, hold_s_of
 from dledger.remoting.seams import Clock
 
 LAST_MARGIN: Final = 0.5
 """Of the margin of a call is left when it is ended; its steps end earlier, with an error that
 states more."""
+
+CAME_MAX: Final = 10_000
+"""Messages of one group of which it is known that they came to a receive that was left; others wait
+as if they had."""
 
 HOLD_MARGIN_S: Final = 1.0
 """A broker begins to count the time of a receive later, as a rule by less than that."""
@@ -37,6 +42,7 @@ class Received:
 
     Attributes:
         ends_s: When they have waited long enough for messages.
+        seen: How many of its messages were written, or may have been.
         is_over: Set when brokers have answered.
         release: Called by `abandon` when nothing of it is held any more.
     """
@@ -47,6 +53,7 @@ class Received:
     error: Exception | None = None
     is_begun: bool = False
     ends_s: float = 0.0
+    seen: int = 0
     is_over: trio.Event = field(default_factory=trio.Event)
     is_abandoned: bool = False
     release: Callable[[], None] = lambda: None
@@ -61,6 +68,8 @@ class OpenReceives:
         self._receives = receives
         # Those without a client that brokers may answer still, by group.
         self._left: dict[str, set[Received]] = {}
+        # What came to them and went back, until the last of a group is over.
+        self._came: dict[str, set[tuple[MessageQueue, int]]] = {}
         self._nursery: trio.Nursery | None = None
 
     def begin(self, nursery: trio.Nursery) -> None:
@@ -109,9 +118,10 @@ class OpenReceives:
     async def _receive(
         self, received: Received, request: pb.ReceiveMessageRequest, caller: Caller
     ) -> None:
+        unseen: list[Returned] = []
         try:
             received.answers = await self._receives.receive(
-                request, caller, received.messages.append
+                request, caller, received.messages.append, unseen
             )
         except Exception as error:  # noqa: BLE001  # handed to the caller
             received.error = error
@@ -123,6 +133,7 @@ class OpenReceives:
             self._forget_left(received)
         if received.is_abandoned:
             await self._give_back(received)
+        await self._receives.give_back(received.group, unseen)
 
     def _leave(self, received: Received) -> None:
         received.is_abandoned = True
@@ -134,6 +145,7 @@ class OpenReceives:
         left.discard(received)
         if not left:
             self._left.pop(received.group, None)
+            self._came.pop(received.group, None)
 
     async def abandon(self, received: Received) -> None:
         """Let what did not reach its client come again at once, also what brokers still give.
@@ -157,6 +169,15 @@ class OpenReceives:
         received.answers = []
         if not received.messages:
             return
-        ends_s = (each.ends_s for each in self._left.get(received.group, ()))
-        again_s = max(ends_s, default=0.0) - self._clock.monotonic()
-        await self._receives.give_back(received.group, received.messages, again_s)
+        left = self._left.get(received.group, ())
+        again_s = max((each.ends_s for each in left), default=0.0) - self._clock.monotonic()
+        came = self._came.setdefault(received.group, set()) if left else set()
+        returned: list[Returned] = []
+        for place, message in enumerate(received.messages):
+            key = (message.message_queue, message.queue_offset)
+            waits = key in came or len(came) >= CAME_MAX
+            if not waits:
+                came.add(key)
+            returned.append(Returned(message, again_s * waits, place >= received.seen))
+        received.messages.clear()
+        await self._receives.give_back(received.group, returned)

@@ -149,8 +149,7 @@ class GroupOfClients:
         answer = await self._operators.ask(
             stream,
             lambda nonce: pb.TelemetryCommand(
-                status=OK,
-                verify_message_command=pb.VerifyMessageCommand(nonce=nonce, message=wire),
+                status=OK, verify_message_command=pb.VerifyMessageCommand(nonce=nonce, message=wire)
             ),
         )
         result.consume_result, result.remark = verdict_of(answer)

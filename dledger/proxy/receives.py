@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
-from typing import Final
+from typing import Final, NamedTuple
 
 import trio
 from google.protobuf.duration_pb2 import Duration
@@ -24,7 +24,14 @@ from dledger.client.core.route import MessageQueue
 from dledger.commitlog.errors import CorruptRecordError, MQError
 from dledger.proxy import messaging_pb2 as pb
 from dledger.proxy.caller import Caller
-from dledger.proxy.messages import group_of, milliseconds, received_message, timestamp, topic_of
+from dledger.proxy.messages import (
+    MAX_MESSAGE_BYTES,
+    group_of,
+    milliseconds,
+    received_message,
+    timestamp,
+    topic_of,
+)
 from dledger.proxy.renewals import RenewalTable
 from dledger.proxy.routes import BrokerConfigs
 from dledger.proxy.status import OK, RefusedError, overall, status_of
@@ -69,6 +76,10 @@ ACKS_MAX: Final = 1_024
 
 LINES_MAX: Final = 1_000
 """Consumer groups whose lines of acknowledgements are kept while none is under way."""
+
+BODIES_BYTES_MAX: Final = MAX_MESSAGE_BYTES
+"""Of the bodies of one receive or pull, decompressed, but one message in any case: what a broker
+answers may be a thousand times as large then."""
 
 QUEUE_ID_MAX: Final = (1 << 31) - 1
 OFFSET_MAX: Final = (1 << 63) - 1
@@ -159,6 +170,17 @@ def _nothing() -> list[pb.ReceiveMessageResponse]:
     return [pb.ReceiveMessageResponse(status=status)]
 
 
+class Returned(NamedTuple):
+    """A message that goes back, in how many seconds it comes again, and whether no client got it.
+
+    What was written to a client may have been seen, even if the call ended badly.
+    """
+
+    message: ReceivedMessage
+    after_s: float
+    is_unseen: bool = True
+
+
 class Receives:
     """Receives and acknowledges for all consumers of a proxy."""
 
@@ -178,12 +200,14 @@ class Receives:
         request: pb.ReceiveMessageRequest,
         caller: Caller,
         note: Callable[[ReceivedMessage], None] | None = None,
+        unseen: list[Returned] | None = None,
     ) -> list[pb.ReceiveMessageResponse]:
         """Return the answers of one receive: a status, messages, the time of delivery.
 
-        A message that cannot be read is left out: it comes again in its time, and becomes a dead
-        letter after its attempts as any other. When it is all there is, the status states it.
-        *note* is called with each message that the client gets.
+        A message that cannot be read, or carried, is left out: it comes again in its time, and
+        becomes a dead letter after its attempts as any other. When it is all there is, the status
+        states it. *note* is called with each message that the client gets; to *unseen* come those
+        behind `BODIES_BYTES_MAX`, to be given back.
 
         Raises ClientError: as `PopCalls.pop`. Messages may be out and in no hands: they come again.
         """
@@ -214,7 +238,8 @@ class Receives:
             return _nothing()
         answers = [pb.ReceiveMessageResponse(status=OK)]
         unreadable: MQError | None = None
-        for message in found:
+        bodies_bytes = 0
+        for place, message in enumerate(found):
             try:
                 wire = received_message(
                     message,
@@ -232,6 +257,11 @@ class Receives:
                 )
                 unreadable = error
                 continue
+            bodies_bytes += len(wire.body)
+            if bodies_bytes > BODIES_BYTES_MAX and len(answers) > 1:
+                if unseen is not None:
+                    unseen.extend(Returned(each, 0.0) for each in found[place:])
+                break
             answers.append(pb.ReceiveMessageResponse(message=wire))
             if request.auto_renew:
                 self._renewals.add(
@@ -249,31 +279,31 @@ class Receives:
         answers.append(pb.ReceiveMessageResponse(delivery_timestamp=now))
         return answers
 
-    async def give_back(self, group: str, messages: list[ReceivedMessage], again_s: float) -> None:
+    async def give_back(self, group: str, messages: list[Returned]) -> None:
         """Let messages that reached no client come again; at the latest in their time.
 
-        Args:
-            messages: Emptied, so that what is held meanwhile are receipts, and no bodies.
-            again_s: In how many seconds those come that came before. Others come at once.
+        *messages* is emptied, so that what is held meanwhile are receipts, and no bodies.
         """
-        soon_s = GIVEN_BACK_MS / 1000
-        receipts: list[tuple[MessageQueue, ReceiptHandle, float]] = []
-        for message in messages:
+        receipts: list[tuple[MessageQueue, ReceiptHandle, float, bool]] = []
+        for message, after_s, is_unseen in messages:
             # All of them now: a renewal that comes between would make a receipt another one.
             shown = message.receipt.encode()
             renewal = self._renewals.get(group, shown)
             self._renewals.remove(group, shown)
             newest = message.receipt if renewal is None else renewal.receipt
-            after_s = again_s if message.delivery_attempt > 1 else soon_s
-            receipts.append((message.message_queue, newest, after_s))
+            receipts.append((message.message_queue, newest, after_s, is_unseen))
         messages.clear()
         calls, waiting = PopCalls(self._instance, group), iter(receipts)
 
         async def give_some_back() -> None:
-            for queue, receipt, after_s in waiting:
+            for queue, receipt, after_s, is_unseen in waiting:
                 with suppress(MQError):
                     await calls.change_invisible(
-                        queue, receipt, max(soon_s, after_s), timeout_s=GIVE_BACK_S
+                        queue,
+                        receipt,
+                        max(GIVEN_BACK_MS / 1000, after_s),
+                        timeout_s=GIVE_BACK_S,
+                        is_unseen=is_unseen,
                     )
 
         with self._instance.clock.time_out(GIVE_BACK_S):

@@ -94,10 +94,7 @@ def permission(route: TopicRoute, queue: MessageQueue) -> pb.Permission:
 
 
 def wire_queues(
-    route: TopicRoute,
-    topic: pb.Resource,
-    proxies: pb.Endpoints,
-    types: tuple[pb.MessageType, ...],
+    route: TopicRoute, topic: pb.Resource, proxies: pb.Endpoints, types: tuple[pb.MessageType, ...]
 ) -> list[pb.MessageQueue]:
     """Return every queue of *route*, each led by the proxies."""
     queues = sorted({*route.subscribe_queues, *route.publish_queues})
@@ -114,10 +111,7 @@ def wire_queues(
 
 
 def wire_assignments(
-    route: TopicRoute,
-    topic: pb.Resource,
-    proxies: pb.Endpoints,
-    types: tuple[pb.MessageType, ...],
+    route: TopicRoute, topic: pb.Resource, proxies: pb.Endpoints, types: tuple[pb.MessageType, ...]
 ) -> list[pb.Assignment]:
     """Return what one consumer receives from: each broker group, from any of its queues."""
     broker_names = dict.fromkeys(queue.broker_name for queue in route.subscribe_queues)

@@ -5,15 +5,16 @@ the event loop once on its way in and once on its way out, and its cancellation 
 for it.
 
 gRPC keeps an answer until its client reads it: a call that comes while too much is held
-(`HeldBytes`) is refused before anything is asked of brokers.
+(`HeldBytes`) is refused before anything is asked of brokers. It also keeps a request until all of
+it is there, as soon as the program reads: so a request is read when its host has its turn, and what
+clients send before that is bounded by the windows of HTTP/2.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Any, Final
 
@@ -27,8 +28,8 @@ from dledger.client.core.errors import ClientClosedError
 from dledger.commitlog.errors import ConfigError, MQError
 from dledger.proxy import messaging_pb2 as pb
 from dledger.proxy.access import host_of
-from dledger.proxy.caller import Caller
-from dledger.proxy.messages import full_name
+from dledger.proxy.caller import REQUEST_MESSAGE_BYTES_MAX, Caller, HeldBytes
+from dledger.proxy.messages import MAX_MESSAGE_BYTES, full_name
 from dledger.proxy.metrics import CallMetrics, OpenCall, ProxyMetrics, served_page
 from dledger.proxy.open_receives import Received
 from dledger.proxy.service import MessagingService
@@ -42,46 +43,28 @@ UNREAD_BYTES_MAX: Final = 256 << 20
 connections. Receives that are under way when it is reached come on top, until there is twice as
 much."""
 
-REQUEST_BYTES_MAX: Final = 512 << 20
-"""Of requests under way: 128 bodies of the largest size that brokers take."""
-
-HOST_SHARE: Final = 4
-"""One host has a fourth of either at most: those of others are served then."""
-
-
-class HeldBytes:
-    """How many bytes are held for each host."""
-
-    def __init__(self, limit_bytes: int) -> None:
-        """Begin with none."""
-        self.used_bytes = 0
-        self._limit_bytes = limit_bytes
-        self._by_host: Counter[str] = Counter()
-
-    def is_full(self, host: str) -> bool:
-        """Return whether nothing more is to be begun for a client of *host*."""
-        if self.used_bytes >= self._limit_bytes:
-            return True
-        return self._by_host[host] >= self._limit_bytes // HOST_SHARE
-
-    def fits(self, size_bytes: int) -> bool:
-        """Return whether an answer that was begun before can be kept still."""
-        return self.used_bytes + size_bytes <= 2 * self._limit_bytes
-
-    def count(self, host: str, change_bytes: int) -> None:
-        """Count what is held from now on; less than none: what is not held any more."""
-        self.used_bytes += change_bytes
-        held_bytes = self._by_host[host] + change_bytes
-        if held_bytes:
-            self._by_host[host] = held_bytes
-        else:
-            self._by_host.pop(host, None)
+REQUEST_BYTES_MAX: Final = 40 << 20
+"""Of requests that are read or under way, and once more of receives that wait. What is read counts
+as the largest request until it is there: a host reads two at a time, and its others wait."""
 
 
 SERVICE: Final = "apache.rocketmq.v2.MessagingService"
 
-MAX_MESSAGE_BYTES: Final = 16 << 20
-"""Of one request or answer: a batch of the largest bodies that brokers take has a quarter of it."""
+READ_S: Final = 20.0
+"""For how long a call may wait for its turn and its request; then it ends as RESOURCE_EXHAUSTED,
+and nothing was done for it."""
+
+CONNECTIONS_MAX: Final = 4_096
+"""Connections of clients, each with about 60 KiB; one more is closed at once."""
+
+STREAMS_MAX: Final = 4_096
+"""Calls of one connection at a time; a client lets others wait."""
+
+LOOKAHEAD_BYTES: Final = 16 << 10
+"""Of one call, what a client may send before the program reads it."""
+
+READ_BYTES: Final = 256 << 10
+"""Of one connection at a time."""
 
 MAX_CALLS: Final = 20_000
 """Calls open at a time, streams and waiting receives included; one more is refused by gRPC as
@@ -93,7 +76,7 @@ COMMANDS_MAX: Final = 1_024
 COMMANDS_BYTES_MAX: Final = MAX_MESSAGE_BYTES
 """Of them together; what would be more is dropped, too."""
 
-RECEIVE_BYTES_MIN: Final = 4 << 10
+RECEIVE_BYTES_MIN: Final = 2 << 10
 """What a receive counts for at least: its task waits for brokers when its client has ended it, and
 `MAX_CALLS` bounds none that was ended. As many as that fit for one host."""
 
@@ -112,9 +95,16 @@ KEEPALIVE_ANSWER_MS: Final = 10_000
 """Then a connection without an answer ends."""
 
 OPTIONS: Final = (
-    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_receive_message_length", REQUEST_MESSAGE_BYTES_MAX),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.so_reuseport", 0),
+    ("grpc.max_allowed_incoming_connections", CONNECTIONS_MAX),
+    ("grpc.max_concurrent_streams", STREAMS_MAX),
+    ("grpc.http2.lookahead_bytes", LOOKAHEAD_BYTES),
+    # It would make windows larger that nothing is read from.
+    ("grpc.http2.bdp_probe", 0),
+    # What one connection is read into at once; it has 4 MiB otherwise.
+    ("grpc.experimental.tcp_max_read_chunk_size", READ_BYTES),
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.keepalive_time_ms", KEEPALIVE_MS),
@@ -126,6 +116,9 @@ OPTIONS: Final = (
     ("grpc.server.max_pending_requests", MAX_CALLS),
     ("grpc.server.max_pending_requests_hard_limit", MAX_CALLS),
 )
+
+Handle = Callable[[Any, Any], Awaitable[Any]]
+"""Takes a request, or an iterator that is not used, and the call."""
 
 _log = get_logger(__name__)
 
@@ -139,6 +132,7 @@ class _Handlers:
         self._calls = calls
         self._unread = HeldBytes(UNREAD_BYTES_MAX)
         self._requests = HeldBytes(REQUEST_BYTES_MAX)
+        self._receives = HeldBytes(REQUEST_BYTES_MAX)
 
     def table(self) -> dict[str, Any]:
         """Return a handler for each call of the interface file."""
@@ -150,22 +144,50 @@ class _Handlers:
         found: dict[str, Any] = {}
         for method in pb.DESCRIPTOR.services_by_name["MessagingService"].methods:
             answer = GetMessageClass(method.output_type)
-            if method.client_streaming:
-                make = grpc.stream_stream_rpc_method_handler
-            elif method.server_streaming:
-                make = grpc.unary_stream_rpc_method_handler
-            else:
-                make = grpc.unary_unary_rpc_method_handler
-            found[method.name] = make(
-                streams[method.name]
+            handle = streams.get(method.name) or self._unary(method.name, answer)
+            # To a client a call with one request is the same, whether the program reads it or not.
+            make = (
+                grpc.stream_stream_rpc_method_handler
                 if method.name in streams
-                else self._unary(method.name, answer),
+                else grpc.stream_unary_rpc_method_handler
+            )
+            found[method.name] = make(
+                handle if method.client_streaming else self._with_request(handle),
                 request_deserializer=GetMessageClass(method.input_type).FromString,
                 response_serializer=answer.SerializeToString,
             )
         return found
 
-    def _unary(self, name: str, answer: Any) -> Callable[[Any, Any], Awaitable[Any]]:
+    @asynccontextmanager
+    async def _read(self, context: Any, *, is_held: bool) -> AsyncIterator[Any]:
+        """Give the request of a call when its host has its turn; the call ends where none comes.
+
+        With *is_held* it counts while the block runs.
+        """
+        turn = self._requests.turn(host_of(context.peer()))
+        limit = asyncio.timeout(READ_S)
+        try:
+            async with limit, turn as hold:
+                request = await context.read()
+                limit.reschedule(None)
+                if request is grpc.aio.EOF:
+                    await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "there is no request")
+                hold(request.ByteSize() if is_held else 0)
+                yield request
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, TOO_MUCH_IS_ASKED)
+
+    def _with_request(self, handle: Handle) -> Handle:
+        async def read(_requests: Any, context: Any) -> Any:
+            # A receive waits for messages long after it was read: what it holds counts elsewhere.
+            async with self._read(context, is_held=handle != self._receive) as request:
+                return await handle(request, context)
+
+        return read
+
+    def _unary(self, name: str, answer: Any) -> Handle:
         call = self._service.calls[name]
 
         async def handle(request: Any, context: Any) -> Any:
@@ -173,9 +195,8 @@ class _Handlers:
             with self._calls.counted(name) as counted:
                 try:
                     self._service.admit(name, request, caller)
-                    with self._held(request, caller):
-                        carried = self._guest.carry(self._service.in_time, call, request, caller)
-                        answered = await carried
+                    carried = self._guest.carry(self._service.in_time, call, request, caller)
+                    answered = await carried
                 except Exception as error:  # noqa: BLE001  # each has a code
                     answered = answer(status=_status(name, error))
                 counted.answered(answered)
@@ -183,25 +204,17 @@ class _Handlers:
 
         return handle
 
-    @contextmanager
-    def _held(self, request: Any, caller: Caller) -> Iterator[None]:
-        """Count a request while the block runs.
+    def _hold(self, request: Any, caller: Caller, held: HeldBytes) -> Callable[[], None]:
+        """Count a request until what is returned is called.
 
-        Raises RefusedError: too much is held for its host, or for all; the block does not run.
+        Raises RefusedError: too much is held for its host, or for all.
         """
-        release = self._hold(request, caller)
-        try:
-            yield
-        finally:
-            release()
-
-    def _hold(self, request: Any, caller: Caller, least_bytes: int = 0) -> Callable[[], None]:
-        """Count a request until what is returned is called. Raises RefusedError: as `_held`."""
+        least_bytes = RECEIVE_BYTES_MIN if held is self._receives else 0
         host, size_bytes = host_of(caller.peer), max(least_bytes, request.ByteSize())
-        if self._requests.is_full(host):
+        if held.is_full(host):
             raise RefusedError(pb.TOO_MANY_REQUESTS, TOO_MUCH_IS_ASKED)
-        self._requests.count(host, size_bytes)
-        return partial(self._requests.count, host, -size_bytes)
+        held.count(host, size_bytes)
+        return partial(held.count, host, -size_bytes)
 
     async def _receive(self, request: pb.ReceiveMessageRequest, context: Any) -> None:
         with self._calls.counted("ReceiveMessage") as counted:
@@ -221,7 +234,7 @@ class _Handlers:
                 if self._unread.is_full(host):
                     raise RefusedError(pb.TOO_MANY_REQUESTS, TOO_MUCH_WAITS)
                 receive = self._service.receive_message
-                received.release = self._hold(request, caller, RECEIVE_BYTES_MIN)
+                received.release = self._hold(request, caller, self._receives)
                 await self._guest.carry(receive, request, caller, received)
                 found_bytes = sum(answer.ByteSize() for answer in received.answers)
                 if not self._unread.fits(found_bytes):
@@ -236,6 +249,7 @@ class _Handlers:
             for answer in received.answers:
                 if context.done():
                     return
+                received.seen += answer.HasField("message")
                 await context.write(answer)
             is_written = True
             counted.answered(*received.answers)
@@ -258,8 +272,7 @@ class _Handlers:
                 if self._unread.is_full(host):
                     raise RefusedError(pb.TOO_MANY_REQUESTS, TOO_MUCH_WAITS)
                 pull = self._service.pull_message
-                with self._held(request, caller):
-                    answers = await self._guest.carry(self._service.in_time, pull, request, caller)
+                answers = await self._guest.carry(self._service.in_time, pull, request, caller)
                 size_bytes = sum(answer.ByteSize() for answer in answers)
                 if not self._unread.fits(size_bytes):
                     raise RefusedError(pb.TOO_MANY_REQUESTS, TOO_MUCH_WAITS)
@@ -292,14 +305,20 @@ class _Handlers:
             return
         writing = asyncio.create_task(waiting.keep_writing(context))
         try:
-            while (command := await context.read()) is not grpc.aio.EOF:
+            async with self._read(context, is_held=False) as command:
+                pass  # a stream begins with its settings
+            while command is not grpc.aio.EOF:
                 try:
-                    with self._held(command, caller):
+                    release = self._hold(command, caller, self._requests)
+                    try:
                         answer = await self._guest.carry(self._service.telemetry, command, caller)
+                    finally:
+                        release()
                 except RefusedError as error:
                     answer = pb.TelemetryCommand(status=status_of(error))
                 if answer is not None:
                     waiting.push(answer)
+                command = await context.read()
         finally:
             writing.cancel()
             waiting.close()
@@ -356,8 +375,15 @@ class _Commands:
 
 
 def _status(name: str, error: Exception) -> pb.Status:
-    """Return the status for what ended a call; what no code is meant for is logged."""
+    """Return the status for what ended a call; what no code is meant for is logged.
+
+    The frames that the error came through are let go: they hold the request, and are held in
+    circles by errors beneath it, which would stay until a collection.
+    """
     if isinstance(error, MQError):
+        cause: BaseException | None = error
+        while cause is not None:
+            cause = cause.with_traceback(None).__context__
         return status_of(error)
     _log.error("call_failed", call=name, error=repr(error), exc_info=error)
     return pb.Status(code=pb.INTERNAL_ERROR, message=f"{name} failed: {type(error).__name__}")

@@ -25,13 +25,7 @@ from dledger.proxy import settings
 from dledger.proxy.access import Access
 from dledger.proxy.caller import Caller
 from dledger.proxy.clients import ClientTable, Push, Stream
-from dledger.proxy.messages import (
-    GROUP_CHARS_MAX,
-    full_name,
-    group_of,
-    received_message,
-    topic_of,
-)
+from dledger.proxy.messages import GROUP_CHARS_MAX, full_name, group_of, received_message, topic_of
 from dledger.proxy.offsets import Offsets
 from dledger.proxy.open_receives import LAST_MARGIN, OpenReceives, Received
 from dledger.proxy.operators import Operators
@@ -348,10 +342,7 @@ class MessagingService:
         return answer
 
     async def receive_message(
-        self,
-        request: pb.ReceiveMessageRequest,
-        caller: Caller,
-        received: Received | None = None,
+        self, request: pb.ReceiveMessageRequest, caller: Caller, received: Received | None = None
     ) -> Received:
         """Receive; see `OpenReceives.receive`."""
         group_of(request.group)

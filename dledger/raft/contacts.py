@@ -234,7 +234,6 @@ class Contacts:
         return {
             "connected": peer.is_connected,
             "voter": self.state.roster.is_voter(peer.name),
-            "incarnation": peer.hello.incarnation if peer.hello else None,
             "client_address": peer.hello.client_address if peer.hello else None,
             "match_index": progress.match_index if progress else None,
             "acked_ms_ago": None if acked_at_s is None else round(1000 * (now - acked_at_s)),

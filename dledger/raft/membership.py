@@ -19,6 +19,7 @@ Pure: `dledger.raft.journal` appends, `dledger.raft.leader` decides when.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -239,11 +240,15 @@ class Members:
         return found
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return the members for people and JSON."""
+        """Return the members for people and JSON.
+
+        Without a secret, incarnations keep strangers out: of each there are eight digits of its
+        sum, which are others for another folder.
+        """
         return [
             {
                 "name": m.name,
-                "incarnation": m.incarnation,
+                "folder": hashlib.sha256(m.incarnation.encode()).hexdigest()[:8],
                 "address": f"{m.host}:{m.port}" if m.host else None,
                 "client_address": m.client_address or None,
                 "standing": m.standing.value,

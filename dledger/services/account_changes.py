@@ -14,7 +14,6 @@ from msgspec.structs import replace
 
 from dledger.remoting.access.accounts import (
     KEY_LENGTH_MIN,
-    RETRY_PREFIX,
     Account,
     Permission,
     WhiteAddresses,
@@ -29,6 +28,7 @@ from dledger.remoting.access.policies import (
     resource_text,
 )
 from dledger.remoting.protocol.access_bodies import AccessConfigHeader, AclInfo, UserInfo
+from dledger.remoting.protocol.topic_names import RETRY_PREFIX
 from dledger.state.accounts import AccountConfig, PolicyConfig
 from dledger.state.table import plain
 
@@ -59,11 +59,7 @@ def account_of(config: AccountConfig) -> Account:
     """
     entries = [
         parse_entry(
-            policy.policy_type,
-            policy.resource,
-            policy.actions,
-            policy.source_ips,
-            policy.decision,
+            policy.policy_type, policy.resource, policy.actions, policy.source_ips, policy.decision
         )
         for policy in config.policies
     ]

@@ -31,6 +31,7 @@ from dledger.commitlog.properties import (
     PROPERTY_TIMER_DELIVER_MS,
     PROPERTY_TIMER_OUT_MS,
     PROPERTY_TIMER_ROLL_TIMES,
+    TIMER_TOPIC,
     get_property,
     with_properties,
     without_properties,
@@ -51,10 +52,11 @@ from dledger.commitlog.record import (
 )
 from dledger.group_api import BrokerGroup
 from dledger.remoting.protocol.header_codec import whole_number
+from dledger.remoting.protocol.topic_names import CLOSED_TOPICS
 from dledger.services.stored_record import StoredBytes, StoredRecord, copy_of, decode_stored
 from dledger.state.state_record import state_record
 from dledger.state.table import StateChange
-from dledger.state.topics import NOT_ALLOWED_SEND_TOPICS, TIMER_TOPIC, topic_problem
+from dledger.state.topics import topic_problem
 
 FARTHEST: Final = 1 << 62
 """A larger number counts as this one, which is too far away: a number of thousands of digits cannot
@@ -144,7 +146,7 @@ def real_destination(
         raise UnprocessableMessageError("it names no real topic")
     name = topic.decode("utf-8", "replace")
     problem = topic_problem(name)
-    if problem is not None or name in NOT_ALLOWED_SEND_TOPICS:
+    if problem is not None or name in CLOSED_TOPICS:
         raise UnprocessableMessageError(problem or f"its real topic is {name}, a system topic")
     if not queue_id.isdigit() or len(queue_id) > _QUEUE_DIGITS:
         raise UnprocessableMessageError(f"its real queue is {queue_id!r}, no number of a queue")

@@ -38,6 +38,11 @@ from dledger.commitlog.properties import (
 )
 from dledger.commitlog.record import SYS_FLAG_COMMIT, SYS_FLAG_TRANSACTION_MASK
 from dledger.group_api import BrokerGroup, OnDone, Proposed, QueueTouched
+from dledger.remoting.protocol.topic_names import (
+    HALF_TOPIC,
+    STATE_TOPIC,
+    TRANS_CHECK_MAX_TIME_TOPIC,
+)
 from dledger.services.delayed_message import (
     asked_number,
     real_destination,
@@ -46,7 +51,7 @@ from dledger.services.delayed_message import (
 from dledger.services.pending_configs import TopicView, noting
 from dledger.services.stored_record import StoredRecord, StoredRecords, copy_of
 from dledger.state.state_record import TopicsChange, TransactionsChange, batch_of, state_record
-from dledger.state.topics import HALF_TOPIC, STATE_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC, TopicConfig
+from dledger.state.topics import TopicConfig
 from dledger.state.transactions import TransactionDecision
 
 # ---------------------------------------------------------------------------------- the message

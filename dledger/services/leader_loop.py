@@ -52,6 +52,7 @@ from dledger.commitlog.properties import (
 )
 from dledger.commitlog.record import SYS_FLAG_TRANSACTION_MASK, encode_record
 from dledger.group_api import STOPS_NODE, BrokerGroup, QueueTouched
+from dledger.remoting.protocol.topic_names import SET_ASIDE_TOPIC
 from dledger.remoting.seams import Clock
 from dledger.services.delayed_message import Delivery, delivery_batch
 from dledger.services.stored_record import StoredRecord, StoredRecords, copy_of
@@ -63,7 +64,7 @@ from dledger.state.state_record import (
     state_record,
 )
 from dledger.state.table import StateChange
-from dledger.state.topics import PERM_READ, PERM_WRITE, SET_ASIDE_TOPIC, TopicConfig
+from dledger.state.topics import PERM_READ, PERM_WRITE, TopicConfig
 
 SET_ASIDE_RUN: Final = Run(SET_ASIDE_TOPIC, 0, 1)
 
@@ -199,10 +200,7 @@ class LeaderLoop:
     # -- one message -----------------------------------------------------------------------
 
     def build(
-        self,
-        records: StoredRecords,
-        position: int,
-        make: Callable[[StoredRecords], Delivery],
+        self, records: StoredRecords, position: int, make: Callable[[StoredRecords], Delivery]
     ) -> Delivery | None:
         """Return what *make* returns for the message at *position*, or the dead letter instead.
 

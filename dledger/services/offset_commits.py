@@ -320,9 +320,7 @@ class OffsetCommits:
         return True
 
     def _propose(
-        self,
-        items: Iterable[tuple[OffsetSlot, int]],
-        on_done: Callable[[Proposed], None] | None,
+        self, items: Iterable[tuple[OffsetSlot, int]], on_done: Callable[[Proposed], None] | None
     ) -> None:
         mine = {slot: _InFlight(offset) for slot, offset in items}
         offsets: tuple[ConsumerOffset, ...] = tuple(

@@ -21,21 +21,21 @@ import structlog
 from dledger.broker_errors import ReplicationError, UnprocessableMessageError
 from dledger.commitlog.errors import MQError
 from dledger.group_api import BrokerGroup, OnDone, Proposed
+from dledger.remoting.protocol.topic_names import (
+    RETRY_PREFIX,
+    TRACE_TOPIC,
+    is_of_copies,
+    is_reserved,
+)
 from dledger.services.limits import AccountShares, Made, check_limit
 from dledger.settings.tables import BrokerTable
 from dledger.state.accounts import AccountConfig
-from dledger.state.state_record import (
-    SubscriptionGroupsChange,
-    TopicsChange,
-    state_batch,
-)
+from dledger.state.state_record import SubscriptionGroupsChange, TopicsChange, state_batch
 from dledger.state.table import StateChange
 from dledger.state.topics import (
-    DLQ_PREFIX,
     PERM_INHERIT,
     PERM_READ,
     PERM_WRITE,
-    RETRY_PREFIX,
     SubscriptionGroupConfig,
     TopicConfig,
 )
@@ -241,13 +241,13 @@ class TopicView:
         """Return the configuration a missing topic gets at its first send, or None for refusal.
 
         ``%RETRY%`` and ``%DLQ%`` topics get one queue. Others inherit from *default_topic* when
-        that exists with the inherit permission.
+        that exists with the inherit permission; of reserved names only the trace topic is made.
 
         Raises TableFullError: there are as many topics as may be, or as the account may make.
         """
-        if self.is_deleting(topic):
+        if self.is_deleting(topic) or (is_reserved(topic) and topic != TRACE_TOPIC):
             return None
-        if topic.startswith((RETRY_PREFIX, DLQ_PREFIX)):
+        if is_of_copies(topic):
             self.check_room()
             self.shares.make(Made.TOPIC, account, topic)
             return TopicConfig(topic, 1, 1, PERM_READ | PERM_WRITE)

@@ -242,11 +242,13 @@ class PopDecision:
         """Plan to acknowledge messages; tell of each whether its receipt is that of its grant."""
         return [self._mark(receipt, self.acked) for receipt in receipts]
 
-    def change_time(self, receipt: Receipt, invisible_ms: int) -> bool:
+    def change_time(self, receipt: Receipt, invisible_ms: int, is_unseen: bool = False) -> bool:
         """Plan another end for the time that a message is out; as `acknowledge`."""
-        return self._mark(receipt, self.changed, invisible_ms)
+        return self._mark(receipt, self.changed, invisible_ms, is_unseen)
 
-    def _mark(self, receipt: Receipt, marks: list[PopMark], invisible_ms: int = 0) -> bool:
+    def _mark(
+        self, receipt: Receipt, marks: list[PopMark], invisible_ms: int = 0, is_unseen: bool = False
+    ) -> bool:
         row = self.rows.get(receipt.key)
         out = None if row is None else row.out.get(receipt.offset)
         if (
@@ -260,7 +262,7 @@ class PopDecision:
         if receipt.offset in planned.touched:
             return False
         planned.touched.add(receipt.offset)
-        marks.append(PopMark(receipt.key, receipt.offset, out.token, invisible_ms))
+        marks.append(PopMark(receipt.key, receipt.offset, out.token, invisible_ms, is_unseen))
         self.messages += 1
         return True
 
@@ -465,13 +467,7 @@ class PopDecision:
         }
         overdue = {key: due.copy() for key in keys if (due := self.overdue.get(key)) is not None}
         look = PopDecision(
-            self.rows,
-            self.reader,
-            self.now_ms,
-            self.out,
-            self.set_aside,
-            planned,
-            overdue=overdue,
+            self.rows, self.reader, self.now_ms, self.out, self.set_aside, planned, overdue=overdue
         )
         granted = look.receive(receive)
         self.passed_over |= look.passed_over

@@ -305,7 +305,8 @@ class PopGrants:
                 ask.accepted = decision.acknowledge(ask.receipts)
             else:
                 ask.accepted = [
-                    decision.change_time(each, ask.invisible_ms) for each in ask.receipts
+                    decision.change_time(each, ask.invisible_ms, ask.is_unseen)
+                    for each in ask.receipts
                 ]
             if any(ask.accepted):
                 taken.append(ask)

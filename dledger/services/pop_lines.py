@@ -43,6 +43,7 @@ class PopAsk:
         receive, receipts, modes: What it asks for; one of them.
         queue_id: As the request names it: -1 for any.
         invisible_ms: The new time of its receipts; None acknowledges them.
+        is_unseen: No consumer got the messages of its receipts.
         hold_s: For how long it may wait for messages.
         is_notice: It only asks whether there are messages.
         on_done: Called exactly once, perhaps from inside `PopGrants.ask`.
@@ -52,6 +53,7 @@ class PopAsk:
     receive: Receive | None = None
     receipts: tuple[Receipt, ...] = ()
     invisible_ms: int | None = None
+    is_unseen: bool = False
     modes: tuple[RequestMode, ...] = ()
     queue_id: int = -1
     hold_s: float = 0.0

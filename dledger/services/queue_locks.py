@@ -283,11 +283,7 @@ class QueueLocks:
             NotLeaderError, PendingFullError: Nothing was given back; *on_done* is not called.
         """
         ask = LockAsk(
-            client_id,
-            tuple(keys),
-            self._clock.monotonic(),
-            is_unlock=True,
-            tokens=tuple(tokens),
+            client_id, tuple(keys), self._clock.monotonic(), is_unlock=True, tokens=tuple(tokens)
         )
         self._take(ask, on_done)
 

@@ -27,10 +27,12 @@ import structlog
 from dledger.commitlog.entry import RecordBatch
 from dledger.commitlog.errors import CorruptEntryError, OffsetOutOfRangeError
 from dledger.commitlog.mark import Anchor
+from dledger.commitlog.properties import SCHEDULE_TOPIC, TIMER_TOPIC
 from dledger.commitlog.record import STORE_TIMESTAMP_OFFSET, SYS_FLAG_BORN_HOST_V6, SYS_FLAG_OFFSET
 from dledger.commitlog.seams import UtcOffset, utc
 from dledger.group_api import BrokerGroup
 from dledger.remoting.protocol.own_fields import GivenUp, given_up
+from dledger.remoting.protocol.topic_names import STATE_TOPIC
 from dledger.remoting.seams import Clock
 from dledger.services.delayed_message import queue_of_level
 from dledger.services.leader_loop import Fate, LeaderLoop
@@ -47,7 +49,6 @@ from dledger.state.state_record import (
     state_batch,
 )
 from dledger.state.tables import QueueBounds, StateTables
-from dledger.state.topics import SCHEDULE_TOPIC, STATE_TOPIC, TIMER_TOPIC
 
 HOUR_MS: Final = 3_600_000
 DAY_HOURS: Final = 24
@@ -479,11 +480,7 @@ def keeps_less(before: StoreTable, after: StoreTable) -> bool:
 
 
 def lost_to_settings(
-    group: BrokerGroup,
-    entry_log: SegmentedLog,
-    after: StoreTable,
-    look: Look,
-    change: str,
+    group: BrokerGroup, entry_log: SegmentedLog, after: StoreTable, look: Look, change: str
 ) -> GivenUp:
     """Return what goes under the settings *after*, all passes of retention together."""
     look = replace(look, is_hour=True, limit_position=entry_log.end_position)

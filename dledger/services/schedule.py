@@ -16,6 +16,7 @@ import numpy.typing as npt
 import trio
 
 from dledger.commitlog.errors import CorruptRecordError, InvariantBroken, StoreError
+from dledger.commitlog.properties import SCHEDULE_TOPIC
 from dledger.group_api import BrokerGroup, QueueTouched
 from dledger.remoting.seams import Clock
 from dledger.services.delayed_message import (
@@ -28,7 +29,6 @@ from dledger.services.delayed_message import (
 from dledger.services.leader_loop import RETRY_S, Fate, LeaderLoop
 from dledger.services.stored_record import StoredRecords
 from dledger.state.state_record import DelayProgressChange
-from dledger.state.topics import SCHEDULE_TOPIC
 from dledger.waiting import wait_for
 
 MAX_DELIVERIES_PER_ENTRY = 512

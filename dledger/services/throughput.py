@@ -17,10 +17,10 @@ from typing import Final, Generic, TypeVar
 
 from dledger.group_api import QueueTouched
 from dledger.remoting.metrics import Histogram
+from dledger.remoting.protocol.topic_names import STATE_TOPIC
 from dledger.remoting.seams import Clock
 from dledger.state.apply import QueueUnits
 from dledger.state.tables import QueueKey, StateTables
-from dledger.state.topics import STATE_TOPIC
 
 # ---------------------------------------------------------------------------------- counters
 

@@ -27,6 +27,7 @@ import numpy.typing as npt
 import trio
 
 from dledger.commitlog.errors import CorruptRecordError
+from dledger.commitlog.properties import TIMER_TOPIC
 from dledger.commitlog.record import PHY_OFFSET_OFFSET, QUEUE_OFFSET_OFFSET
 from dledger.group_api import BrokerGroup, QueueTouched
 from dledger.remoting.seams import Clock
@@ -42,7 +43,6 @@ from dledger.services.delayed_message import (
 from dledger.services.leader_loop import RETRY_S, Fate, LeaderLoop
 from dledger.services.stored_record import StoredBytes, StoredRecords, decode_stored
 from dledger.state.state_record import TimersChange
-from dledger.state.topics import TIMER_TOPIC
 from dledger.waiting import wait_for
 
 HOUR_MS: Final = 3_600_000

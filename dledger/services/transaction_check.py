@@ -20,6 +20,7 @@ from dledger.broker_errors import NotLeaderError, PendingFullError, ShuttingDown
 from dledger.commitlog.entry import Run
 from dledger.commitlog.errors import LocalProtocolError
 from dledger.group_api import BrokerGroup, Proposed, QueueTouched
+from dledger.remoting.protocol.topic_names import HALF_TOPIC
 from dledger.remoting.seams import Clock
 from dledger.services.delayed_message import Delivery
 from dledger.services.half_message import (
@@ -34,7 +35,7 @@ from dledger.services.retention import HOUR_MS
 from dledger.services.stored_record import StoredRecords
 from dledger.settings.tables import BrokerTable, StoreTable
 from dledger.state.state_record import TransactionsChange, state_batch
-from dledger.state.topics import HALF_TOPIC, PERM_READ, PERM_WRITE, TopicConfig
+from dledger.state.topics import PERM_READ, PERM_WRITE, TopicConfig
 from dledger.state.transactions import OpenHalf, TransactionDecision
 from dledger.waiting import wait_for
 

@@ -19,6 +19,7 @@ from dledger.commitlog.store_paths import StorePaths
 from dledger.raft.wire import is_host, is_name
 from dledger.remoting.access.gate import is_loopback
 from dledger.remoting.properties import comment_hint
+from dledger.remoting.protocol.frame import MAX_FRAME_BYTES
 from dledger.settings.schema import (
     DEFAULT_SOURCE,
     Config,
@@ -367,6 +368,8 @@ def _is_loopback(host: str) -> bool:
 
 def _conflicts(config: BrokerConfig) -> Iterator[tuple[str, str]]:
     raft, store, server = config.raft, config.store, config.server
+    most_read = max(store.max_transfer_bytes_in_memory, store.max_transfer_bytes_in_disk)
+    frame_bytes = min(server.max_frame_bytes, MAX_FRAME_BYTES)
     yield from _member_conflicts(config)
     if raft.heartbeat_interval_ms * 3 > raft.election_timeout_ms:
         yield (
@@ -378,6 +381,12 @@ def _conflicts(config: BrokerConfig) -> Iterator[tuple[str, str]]:
             "store.max_message_size",
             f"an entry of raft.max_entry_bytes = {raft.max_entry_bytes} must hold the largest"
             f" message and {RECORD_OVERHEAD_BYTES} bytes more",
+        )
+    elif most_read + store.max_message_size + RECORD_OVERHEAD_BYTES > frame_bytes:
+        yield (
+            "store.max_transfer_bytes_in_memory",
+            f"an answer may hold {most_read} bytes and one message of store.max_message_size ="
+            f" {store.max_message_size}; brokers and clients take frames of {frame_bytes} bytes",
         )
     if raft.max_entry_bytes > raft.max_pending_bytes:
         yield ("raft.max_pending_bytes", "less than one entry of raft.max_entry_bytes")

@@ -27,8 +27,10 @@ from dledger.commitlog.entry import (
 )
 from dledger.commitlog.entry_log import EntryLog
 from dledger.commitlog.errors import CorruptEntryError, CorruptRecordError, InvariantBroken
+from dledger.commitlog.properties import TIMER_TOPIC
 from dledger.commitlog.queue_unit import Units
 from dledger.commitlog.record import checked_body
+from dledger.remoting.protocol.topic_names import HALF_TOPIC, STATE_TOPIC
 from dledger.state.accounts import AccessChange, apply_accounts
 from dledger.state.pop import PopChange, apply_pop
 from dledger.state.producer_sessions import StoredSend
@@ -48,7 +50,6 @@ from dledger.state.state_record import (
 )
 from dledger.state.table import StateChange
 from dledger.state.tables import QueueBounds, StateTables
-from dledger.state.topics import HALF_TOPIC, STATE_TOPIC, TIMER_TOPIC
 
 # ---------------------------------------------------------------------------------- one entry
 

@@ -82,12 +82,16 @@ class PopGrant(NamedTuple):
 
 
 class PopMark(NamedTuple):
-    """A message that is done with, or is out for another time from now on."""
+    """A message that is done with, or is out for another time from now on.
+
+    With *is_unseen* no consumer got it, and the newest attempt is none.
+    """
 
     key: PopKey
     offset: int
     token: int
     invisible_ms: int = 0
+    is_unseen: bool = False
 
 
 class RequestMode(NamedTuple):
@@ -277,7 +281,7 @@ def apply_pop(
     for mark in change.changed:
         row = rows.get(mark.key)
         if row is not None and _token(row, mark.offset) == mark.token:
-            attempts = row.out[mark.offset].attempts
+            attempts = max(0, row.out[mark.offset].attempts - mark.is_unseen)
             row.put(
                 mark.offset, Out(attempts, index, store_time_ms, store_time_ms + mark.invisible_ms)
             )

@@ -23,6 +23,7 @@ from dledger.commitlog.entry import RecordBatch, Run
 from dledger.commitlog.errors import InvariantBroken
 from dledger.commitlog.mark import Anchor
 from dledger.commitlog.record import encode_record
+from dledger.remoting.protocol.topic_names import STATE_TOPIC
 from dledger.state.accounts import AccessChange
 from dledger.state.pop import PopChange
 from dledger.state.queue_lock import QueueLocksChange
@@ -37,7 +38,6 @@ from dledger.state.topics import (
     PRODUCERS_OPENED_QUEUE,
     QUEUE_FLOORS_QUEUE,
     QUEUE_LOCKS_QUEUE,
-    STATE_TOPIC,
     SUBSCRIPTION_GROUPS_QUEUE,
     TIMERS_QUEUE,
     TOPICS_QUEUE,

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Final
 import msgspec
 
 from dledger.commitlog.mark import Anchor
+from dledger.remoting.protocol.topic_names import RETRY_PREFIX
 from dledger.state.accounts import ACCOUNTS, AccountConfig
 from dledger.state.pending_timers import PendingTimers
 from dledger.state.pop import POPS, REQUEST_MODES, PopKey, PopRow, RequestMode
@@ -23,7 +24,6 @@ from dledger.state.queue_lock import QUEUE_LOCKS, LockKey, QueueLock
 from dledger.state.table import Form, Table
 from dledger.state.topics import (
     GROUP_BEGINS,
-    RETRY_PREFIX,
     SUBSCRIPTION_GROUPS,
     TOPIC_BEGINS,
     TOPICS,

@@ -15,7 +15,20 @@ from typing import Any, Final
 
 import msgspec
 
-from dledger.commitlog.properties import reply_topic
+from dledger.commitlog.properties import SCHEDULE_TOPIC, TIMER_TOPIC, reply_topic
+from dledger.remoting.protocol.topic_names import (
+    AUTO_CREATE_TOPIC_KEY_TOPIC,
+    BENCHMARK_TOPIC,
+    DLQ_PREFIX,
+    HALF_TOPIC,
+    OFFSET_MOVED_EVENT,
+    OP_HALF_TOPIC,
+    RETRY_PREFIX,
+    SELF_TEST_TOPIC,
+    STATE_TOPIC,
+    SYSTEM_GROUPS,
+    is_of_copies,
+)
 from dledger.state.table import Form
 
 # ---------------------------------------------------------------------------------- configurations
@@ -91,27 +104,6 @@ waits, was meant for one that is deleted."""
 # ---------------------------------------------------------------------------------- names
 
 
-STATE_TOPIC = "RMQ_SYS_DLEDGER_STATE"
-SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
-TIMER_TOPIC = "rmq_sys_wheel_timer"
-AUTO_CREATE_TOPIC_KEY_TOPIC = "TBW102"
-HALF_TOPIC = "RMQ_SYS_TRANS_HALF_TOPIC"
-OP_HALF_TOPIC = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
-TRANS_CHECK_MAX_TIME_TOPIC = "TRANS_CHECK_MAX_TIME_TOPIC"
-SELF_TEST_TOPIC = "SELF_TEST_TOPIC"
-BENCHMARK_TOPIC = "BenchmarkTest"
-OFFSET_MOVED_EVENT = "OFFSET_MOVED_EVENT"
-TRACE_TOPIC = "RMQ_SYS_TRACE_TOPIC"
-
-RETRY_PREFIX = "%RETRY%"
-DLQ_PREFIX = "%DLQ%"
-
-SET_ASIDE_GROUP = "DLEDGER_SET_ASIDE"
-"""No consumer group has this name: its dead letters are those of the leader's services."""
-
-SET_ASIDE_TOPIC = DLQ_PREFIX + SET_ASIDE_GROUP
-"""Messages that a service of the leader could not process, each with the reason."""
-
 DELAY_LEVELS = 18
 
 # Queues of the state topic.
@@ -129,32 +121,6 @@ TIMERS_QUEUE = 12
 QUEUE_FLOORS_QUEUE = 13
 ACCESS_QUEUE = 14
 STATE_QUEUE_NUMS = 15
-
-NOT_ALLOWED_SEND_TOPICS = frozenset(
-    {
-        STATE_TOPIC,
-        SCHEDULE_TOPIC,
-        TIMER_TOPIC,
-        HALF_TOPIC,
-        OP_HALF_TOPIC,
-        TRANS_CHECK_MAX_TIME_TOPIC,
-        SELF_TEST_TOPIC,
-        OFFSET_MOVED_EVENT,
-        SET_ASIDE_TOPIC,
-    }
-)
-"""Topics that clients may read but never write."""
-
-SYSTEM_GROUPS = (
-    "TOOLS_CONSUMER",
-    "FILTERSRV_CONSUMER",
-    "SELF_TEST_C_GROUP",
-    "CID_ONSAPI_OWNER",
-    "CID_ONSAPI_PERMISSION",
-    "CID_ONSAPI_PULL",
-    "CID_ONS-HTTP-PROXY",
-    "CID_RMQ_SYS_TRANS",
-)
 
 
 def is_secret(topic: str, queue_id: int) -> bool:
@@ -201,11 +167,6 @@ def retry_topic(group: str) -> str:
 def dlq_topic(group: str) -> str:
     """Return the topic that holds messages *group* gave up."""
     return DLQ_PREFIX + group
-
-
-def is_of_copies(topic: str) -> bool:
-    """Return whether a topic holds messages that a group consumes again, or gave up."""
-    return topic.startswith((RETRY_PREFIX, DLQ_PREFIX))
 
 
 def builtin_topics(

@@ -22,44 +22,20 @@ if TYPE_CHECKING:
     from dledger.testing.group_contract import check_broker_group
 
 _HOMES = {
-    "CrashDisk": "crash_disk",
-    "EmbeddedBroker": "embedded_broker",
-    "EmbeddedCluster": "clusters",
-    "InlineExecutor": "doubles",
-    "ManualClock": "doubles",
-    "MemoryNetwork": "doubles",
-    "ProcessCluster": "clusters",
-    "VirtualClock": "doubles",
-    "assert_messages": "embedded_broker",
-    "check_broker_group": "group_contract",
-    "check_disk": "contract",
-    "check_executor": "contract",
-    "check_network": "contract",
-    "drain": "embedded_broker",
-    "embedded_cluster": "clusters",
-    "process_cluster": "clusters",
-    "wait_for_lag": "embedded_broker",
-}
+    "CrashDisk": "crash_disk", "EmbeddedBroker": "embedded_broker", "EmbeddedCluster": "clusters",
+    "InlineExecutor": "doubles", "ManualClock": "doubles", "MemoryNetwork": "doubles",
+    "ProcessCluster": "clusters", "VirtualClock": "doubles", "assert_messages": "embedded_broker",
+    "check_broker_group": "group_contract", "check_disk": "contract", "check_executor": "contract",
+    "check_network": "contract", "drain": "embedded_broker", "embedded_cluster": "clusters",
+    "process_cluster": "clusters", "wait_for_lag": "embedded_broker",
+}  # fmt: skip
 
 __all__ = [
-    "CrashDisk",
-    "EmbeddedBroker",
-    "EmbeddedCluster",
-    "InlineExecutor",
-    "ManualClock",
-    "MemoryNetwork",
-    "ProcessCluster",
-    "VirtualClock",
-    "assert_messages",
-    "check_broker_group",
-    "check_disk",
-    "check_executor",
-    "check_network",
-    "drain",
-    "embedded_cluster",
-    "process_cluster",
+    "CrashDisk", "EmbeddedBroker", "EmbeddedCluster", "InlineExecutor", "ManualClock",
+    "MemoryNetwork", "ProcessCluster", "VirtualClock", "assert_messages", "check_broker_group",
+    "check_disk", "check_executor", "check_network", "drain", "embedded_cluster", "process_cluster",
     "wait_for_lag",
-]
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

@@ -31,6 +31,7 @@ import trio
 
 from dledger.commitlog.entry import KIND_CONFIG, parse_header
 from dledger.commitlog.errors import MQError
+from dledger.commitlog.properties import TIMER_TOPIC
 from dledger.group import Group
 from dledger.jepsen_like.checkers.retention import Keeps, mistake_in
 from dledger.jepsen_like.history.operation import FloorMove
@@ -53,7 +54,6 @@ from dledger.services.retention import retention_ms
 from dledger.state.apply import Applied
 from dledger.state.state_record import FloorChange, QueueFloorsChange, TimersChange
 from dledger.state.tables import StateTables
-from dledger.state.topics import TIMER_TOPIC
 
 GIVE_UP_ELECTIONS: Final = 3
 """An old leader that runs must have noticed within this number of election timeouts."""

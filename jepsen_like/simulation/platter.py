@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
-from dledger.commitlog.derive import SCHEDULE_TOPIC
+from dledger.commitlog.properties import SCHEDULE_TOPIC
 from dledger.jepsen_like.seeded_rng import SimRng
 from dledger.testing.crash_disk import SECTOR_BYTES, SEGMENTS, Inode, Names
 

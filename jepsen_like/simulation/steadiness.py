@@ -32,6 +32,7 @@ from typing import Any, Final
 
 from dledger.client.core.client_instance import ClientInstance
 from dledger.client.core.retry import FailureKind
+from dledger.commitlog.properties import SCHEDULE_TOPIC, TIMER_TOPIC
 from dledger.jepsen_like.plans.promised import CHECKS_MAX
 from dledger.jepsen_like.simulation.machine import Node
 from dledger.jepsen_like.simulation.node import BrokerNode, CheckedWorld, NameServerNode
@@ -39,7 +40,6 @@ from dledger.jepsen_like.simulation.reference_replica import ReferenceReplica
 from dledger.remoting.protocol.command import RemotingCommand
 from dledger.remoting.protocol.fastjson import Dialect
 from dledger.state.tables import StateTables
-from dledger.state.topics import SCHEDULE_TOPIC, TIMER_TOPIC
 from dledger.state.transactions import OpenHalf, TransactionDecision
 
 LOOK_S: Final = 1.0

@@ -25,10 +25,11 @@ from dledger.jepsen_like.history.operation import (
     ReplicaState,
 )
 from dledger.jepsen_like.workloads.recorder import TOPIC, value_of
+from dledger.remoting.protocol.topic_names import STATE_TOPIC
 from dledger.state.snapshot import snapshot
 from dledger.state.state_record import FloorChange, decode_change
 from dledger.state.tables import StateTables
-from dledger.state.topics import FLOOR_QUEUE, STATE_TOPIC
+from dledger.state.topics import FLOOR_QUEUE
 
 Queue = tuple[str, int]
 

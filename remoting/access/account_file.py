@@ -38,7 +38,6 @@ from dledger.commitlog.errors import ConfigError
 from dledger.commitlog.seams import Disk
 from dledger.remoting.access.accounts import (
     KEY_LENGTH_MIN,
-    RETRY_PREFIX,
     Account,
     AccountTable,
     Permission,
@@ -48,6 +47,7 @@ from dledger.remoting.access.accounts import (
 )
 from dledger.remoting.log import get_logger
 from dledger.remoting.protocol.signature import Credentials
+from dledger.remoting.protocol.topic_names import RETRY_PREFIX
 from dledger.remoting.seams import Clock, Executor
 
 Node: TypeAlias = "str | list[Node] | dict[str, Node] | None"

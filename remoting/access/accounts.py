@@ -23,17 +23,7 @@ from enum import Flag
 from typing import Final, NamedTuple, Protocol, TypeAlias
 
 from dledger.remoting.protocol.command import RemotingCommand
-
-INNER_TOPICS: Final = frozenset(
-    {
-        "RMQ_SYS_DLEDGER_STATE",
-        "RMQ_SYS_TRANS_HALF_TOPIC",
-        "RMQ_SYS_TRANS_OP_HALF_TOPIC",
-        "SCHEDULE_TOPIC_XXXX",
-        "TRANS_CHECK_MAX_TIME_TOPIC",
-    }
-)
-"""They hold messages of other topics, or the broker's own state: no default grants them."""
+from dledger.remoting.protocol.topic_names import DLQ_PREFIX, RETRY_PREFIX, holds_of_others
 
 PATTERNS_MAX: Final = 1_000
 """Patterns in one list: each is looked at for every request that none before it fits."""
@@ -142,8 +132,6 @@ def _ranges(text: str, shown: str) -> _Ranges:
     return tuple(found)
 
 
-RETRY_PREFIX: Final = "%RETRY%"
-
 KEY_LENGTH_MIN: Final = 7
 """Characters of a secret key. RocketMQ's ACL 1.0 wants as many of an access key."""
 
@@ -190,23 +178,29 @@ class Right(NamedTuple):
     """What a request needs: *permission* on the topic or, if *is_group*, the consumer group.
 
     With *by_line* no default grants it: a topic of the broker's own that holds what is sent in
-    other topics.
+    other topics. Where no line names it the right to *group* decides, if there is one.
     """
 
     name: str
     permission: Permission
     is_group: bool = False
     by_line: bool = False
+    group: str = ""
 
 
 def topic_right(topic: str, permission: Permission) -> Right:
     """Return the right to a topic; a group's retry topic stands for the group itself.
 
-    No default grants one to a topic of the broker's own.
+    Its dead letters do where no line names their topic: one to read them makes no consumer.
+    No default grants a right to what holds messages of other topics.
     """
     if topic.startswith(RETRY_PREFIX):
         return group_right(topic)
-    return Right(topic, permission, by_line=topic in INNER_TOPICS)
+    if holds_of_others(topic):
+        return Right(topic, permission, by_line=True)
+    if topic.startswith(DLQ_PREFIX):
+        return Right(topic, permission, by_line=True, group=topic.removeprefix(DLQ_PREFIX))
+    return Right(topic, permission)
 
 
 def group_right(group: str) -> Right:
@@ -254,6 +248,8 @@ class Account:
         lines = self.groups if right.is_group else self.topics
         granted = lines.get(right.name)
         if granted is None:
+            if right.group:
+                return self.allows(group_right(right.group), host)
             if right.by_line:
                 return self.is_admin
             granted = self.default_group if right.is_group else self.default_topic

@@ -30,23 +30,9 @@ ANONYMOUS: Final = "anonymous"
 DONE: Final = "done"
 
 SUBJECT_FIELDS: Final = (
-    "topic",
-    "group",
-    "groupName",
-    "consumerGroup",
-    "srcGroup",
-    "destGroup",
-    "clientId",
-    "msgId",
-    "op",
-    "name",
-    "address",
-    "username",
-    "accessKey",
-    "subject",
-    "resource",
-    "globalWhiteAddrs",
-)
+    "topic", "group", "groupName", "consumerGroup", "srcGroup", "destGroup", "clientId", "msgId",
+    "op", "name", "address", "username", "accessKey", "subject", "resource", "globalWhiteAddrs",
+)  # fmt: skip
 """Fields of a request that may stand in a line: names of what it is about, nothing else."""
 
 MAX_SUBJECT_CHARACTERS: Final = 500

@@ -221,11 +221,7 @@ class SendMessageHeader(Header):
 
 
 _V2_CODES: Final = frozenset(
-    (
-        RequestCode.SEND_MESSAGE_V2,
-        RequestCode.SEND_BATCH_MESSAGE,
-        RequestCode.SEND_REPLY_MESSAGE_V2,
-    )
+    (RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE, RequestCode.SEND_REPLY_MESSAGE_V2)
 )
 # What clients really send; anything else takes the slow way.
 _BOOLEANS: Final[dict[Any, bool | None]] = {"true": True, "false": False, None: None}
@@ -267,10 +263,7 @@ def _decode_v2_slowly(ext: ExtFields) -> SendMessageHeader:
 class SendMessageResponseHeader(Header):
     """Where a message was stored; with code 0, 10, 11 and 12."""
 
-    WIRE_NAMES: ClassVar[Mapping[str, str]] = {
-        "msg_region": "MSG_REGION",
-        "trace_on": "TRACE_ON",
-    }
+    WIRE_NAMES: ClassVar[Mapping[str, str]] = {"msg_region": "MSG_REGION", "trace_on": "TRACE_ON"}
 
     msg_id: str
     queue_id: I32
@@ -361,7 +354,7 @@ class PullMessageHeader(Header):
     """PULL_MESSAGE (11) and LITE_PULL_MESSAGE (361)."""
 
     WIRE_NAMES: ClassVar[Mapping[str, str]] = {
-        "proxy_forward_client_id": "proxyFrowardClientId",  # spelled so
+        "proxy_forward_client_id": "proxyFrowardClientId"  # spelled so
     }
 
     consumer_group: str

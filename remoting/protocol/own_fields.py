@@ -5,7 +5,8 @@ comes with `CONFIRMED_FIELD`. A lock request that carries `TOKENS_FIELD` gets on
 queue back, in the order of the body's list; pulls and offset commits show theirs in `TOKEN_FIELD`.
 A step of a consumer names in `COMMITS_FIELD` the offsets that it moves, and from where. A commit
 with `BY_OPERATOR_FIELD` is one that an operator wants. The answer of a broker that would make a
-consumer group carries `NOT_MADE_FIELD`. A receive with `FROM_NOW_FIELD` gets nothing of before. A
+consumer group carries `NOT_MADE_FIELD`. A receive with `FROM_NOW_FIELD` gets nothing of before.
+`UNSEEN_FIELD` gives a message back that no consumer got. A
 batch of acknowledgements that is refused in part names in `STALE_FIELD` those that are stale.
 
 An idempotent producer stamps a send, so that the broker stores it once. In SEND_RECORDS the stamp
@@ -56,6 +57,9 @@ body is what it gets at its first pull."""
 FROM_NOW_FIELD: Final = "fromNow"
 """Of POP_MESSAGE whose `initMode` is 1: `true`, a new group begins at the end of each queue, young
 or not. RocketMQ's brokers let it begin with the first message of a young one."""
+
+UNSEEN_FIELD: Final = "unseen"
+"""Of CHANGE_MESSAGE_INVISIBLETIME: `true`, no consumer got the message; it is no attempt."""
 
 
 # ---------------------------------------------------------------------------------- stale receipts

@@ -10,10 +10,10 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from dledger.commitlog.derive import SCHEDULE_TOPIC
 from dledger.commitlog.entry import EntryHeader
 from dledger.commitlog.entry_index import UNIT_BYTES as INDEX_UNIT_BYTES
 from dledger.commitlog.entry_index import decode_unit, encode_unit
+from dledger.commitlog.properties import SCHEDULE_TOPIC
 from dledger.commitlog.queue_unit import FILLER_SIZE, UNIT_BYTES, UNIT_DTYPE, Units
 from dledger.spark_jobs.audit.folder import Before, ReplicaFolder, Side
 from dledger.spark_jobs.audit.segment_report import (

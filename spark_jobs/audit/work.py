@@ -17,6 +17,7 @@ from dledger.commitlog.entry import EntryHeader
 from dledger.commitlog.errors import CorruptEntryError, CorruptRecordError, NewerEntryError
 from dledger.commitlog.record import decode_record
 from dledger.commitlog.segment import BLANK_BYTES, encode_blank, segment_base
+from dledger.remoting.protocol.topic_names import STATE_TOPIC
 from dledger.spark_jobs.audit.folder import (
     Before,
     ReplicaFolder,
@@ -45,7 +46,7 @@ from dledger.spark_jobs.audit.segment_report import (
 )
 from dledger.spark_jobs.audit.units import EntryUnits, QueueUnits
 from dledger.state.state_record import TopicsChange, decode_change
-from dledger.state.topics import STATE_TOPIC, TOPICS_QUEUE
+from dledger.state.topics import TOPICS_QUEUE
 
 # ---------------------------------------------------------------------------------- one segment
 

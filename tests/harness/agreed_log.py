@@ -16,6 +16,7 @@ from dledger.commitlog.entry import KIND_RECORDS, parse_header, record_starts
 from dledger.commitlog.mark import Anchor
 from dledger.commitlog.properties import get_property
 from dledger.commitlog.record import checked_body, decode_record
+from dledger.remoting.protocol.topic_names import STATE_TOPIC
 from dledger.state.snapshot import snapshot
 from dledger.state.state_record import (
     FloorChange,
@@ -25,7 +26,6 @@ from dledger.state.state_record import (
     state_batch,
 )
 from dledger.state.tables import StateTables
-from dledger.state.topics import STATE_TOPIC
 from dledger.store import ReplicaStore
 from dledger.testing.crash_disk import CrashDisk
 from tests.harness.expired import EXPIRED

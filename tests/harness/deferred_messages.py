@@ -17,6 +17,7 @@ import trio
 
 from dledger.broker_errors import PendingFullError
 from dledger.commitlog.errors import DiskFullError
+from dledger.commitlog.properties import SCHEDULE_TOPIC, TIMER_TOPIC
 from dledger.commitlog.record import Record, decode_record
 from dledger.group_api import QueueTouched
 from dledger.processors.client_table import Client
@@ -25,17 +26,15 @@ from dledger.remoting.protocol.codes import RequestCode
 from dledger.remoting.protocol.command import RemotingCommand, request
 from dledger.remoting.protocol.headers import RecallHandle
 from dledger.remoting.protocol.outcome import outcome_of
+from dledger.remoting.protocol.topic_names import (
+    HALF_TOPIC,
+    SET_ASIDE_TOPIC,
+    TRANS_CHECK_MAX_TIME_TOPIC,
+)
 from dledger.services.schedule import ScheduleMessageService
 from dledger.services.timer import TimerMessageService
 from dledger.services.transaction_check import TransactionCheckService
 from dledger.settings.tables import BrokerTable, StoreTable
-from dledger.state.topics import (
-    HALF_TOPIC,
-    SCHEDULE_TOPIC,
-    SET_ASIDE_TOPIC,
-    TIMER_TOPIC,
-    TRANS_CHECK_MAX_TIME_TOPIC,
-)
 from tests.harness.broker import LEVELS_MS, Broker
 from tests.harness.deferred_model import Message
 from tests.harness.fake_group import BROKER, FakeConnection

@@ -139,23 +139,9 @@ SHOWS: Mapping[str, str] = {
 
 ACCOUNTS = frozenset(
     {
-        "updateAclConfig",
-        "deleteAclConfig",
-        "clusterAclConfigVersion",
-        "updateGlobalWhiteAddr",
-        "getAclConfig",
-        "createUser",
-        "updateUser",
-        "deleteUser",
-        "getUser",
-        "listUser",
-        "copyUser",
-        "createAcl",
-        "updateAcl",
-        "deleteAcl",
-        "getAcl",
-        "listAcl",
-        "copyAcl",
+        *("updateAclConfig", "deleteAclConfig", "clusterAclConfigVersion", "updateGlobalWhiteAddr"),
+        *("getAclConfig", "createUser", "updateUser", "deleteUser", "getUser", "listUser"),
+        *("copyUser", "createAcl", "updateAcl", "deleteAcl", "getAcl", "listAcl", "copyAcl"),
     }
 )
 """About accounts: from-mqadmin.md has what takes their place."""

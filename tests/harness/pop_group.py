@@ -20,7 +20,7 @@ from dledger.remoting.protocol.codes import RequestCode, ResponseCode
 from dledger.remoting.protocol.command import RemotingCommand, response_to
 from dledger.remoting.protocol.headers import EndTransactionHeader
 from dledger.remoting.protocol.outcome import DECISION_FIELD, OUTCOME_FIELD, Condition, answer
-from dledger.remoting.protocol.own_fields import STALE_FIELD, encode_stale
+from dledger.remoting.protocol.own_fields import STALE_FIELD, UNSEEN_FIELD, encode_stale
 from dledger.remoting.protocol.pop_requests import (
     AckMessageHeader,
     BatchAckMessageRequestBody,
@@ -284,7 +284,8 @@ class PopGroup:
         if out is None:
             return answer(asked, Condition.STALE_RECEIPT)
         self._token += 1
-        self._put(key, out.attempts, header.invisible_time, out.attempt_id)
+        attempts = out.attempts - (UNSEEN_FIELD in asked.ext)
+        self._put(key, attempts, header.invisible_time, out.attempt_id)
         new = ChangeInvisibleTimeResponseHeader(
             self.out[key].popped_ms, header.invisible_time, revive_queue_of(self._token)
         )

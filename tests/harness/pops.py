@@ -26,16 +26,9 @@ INVISIBLE_MS = 30_000
 
 def fields(**changes: Any) -> dict[str, str]:
     values = {
-        "consumerGroup": "g",
-        "topic": "T",
-        "queueId": -1,
-        "maxMsgNums": 32,
-        "invisibleTime": INVISIBLE_MS,
-        "pollTime": 0,
-        "bornTime": 0,
-        "initMode": 0,
-        **changes,
-    }
+        "consumerGroup": "g", "topic": "T", "queueId": -1, "maxMsgNums": 32,
+        "invisibleTime": INVISIBLE_MS, "pollTime": 0, "bornTime": 0, "initMode": 0, **changes,
+    }  # fmt: skip
     return {name: str(value) for name, value in values.items() if value is not None}
 
 
@@ -82,26 +75,19 @@ def handles(response: RemotingCommand) -> list[ReceiptHandle]:
     return [
         ReceiptHandle(
             starts["0", record.queue_id],
-            header.pop_time,
-            header.invisible_time,
-            header.revive_qid,
-            BROKER,
-            record.queue_id,
+            header.pop_time, header.invisible_time, header.revive_qid, BROKER, record.queue_id,
             record.queue_offset,
         )
         for record in iter_records(bytes(response.body))
-    ]
+    ]  # fmt: skip
 
 
 def receipt(handle: ReceiptHandle, **changes: Any) -> dict[str, str]:
     values = {
-        "consumerGroup": "g",
-        "topic": "T",
-        "queueId": handle.queue_id,
-        "offset": handle.offset,
+        "consumerGroup": "g", "topic": "T", "queueId": handle.queue_id, "offset": handle.offset,
         "extraInfo": handle.encode(),
         **changes,
-    }
+    }  # fmt: skip
     return {name: str(value) for name, value in values.items()}
 
 
@@ -109,8 +95,10 @@ def ack(broker: Broker, handle: ReceiptHandle, **changes: Any) -> RemotingComman
     return broker.call(RequestCode.ACK_MESSAGE, receipt(handle, **changes))
 
 
-def change(broker: Broker, handle: ReceiptHandle, invisible_ms: int) -> RemotingCommand:
-    ext = receipt(handle, invisibleTime=invisible_ms)
+def change(
+    broker: Broker, handle: ReceiptHandle, invisible_ms: int, **more: str
+) -> RemotingCommand:
+    ext = receipt(handle, invisibleTime=invisible_ms, **more)
     return broker.call(RequestCode.CHANGE_MESSAGE_INVISIBLETIME, ext)
 
 

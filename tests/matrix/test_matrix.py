@@ -29,27 +29,11 @@ pytestmark = pytest.mark.slow
 
 MODULES = (consuming, operating, sending, timed)
 SERVICES = {
-    "several groups",
-    "client manager",
-    "push consumption",
-    "groups and rebalance",
-    "orderly consumption",
-    "retry and dead letter",
-    "delayed messages",
-    "transactions",
-    "filtering",
-    "query",
-    "idempotent producer",
-    "retention",
-    "access",
-    "flow control",
-    "request-reply, batch, compression, trace",
-    "follower reads",
-    "hooks and statistics",
-    "fast port",
-    "runtime configuration",
-    "announced",
-    "test kit",
+    *("several groups", "client manager", "push consumption", "groups and rebalance"),
+    *("orderly consumption", "retry and dead letter", "delayed messages", "transactions"),
+    *("filtering", "query", "idempotent producer", "retention", "access", "flow control"),
+    *("request-reply, batch, compression, trace", "follower reads", "hooks and statistics"),
+    *("fast port", "runtime configuration", "announced", "test kit"),
 }
 FAULTS = {
     "killed": Ground.kill_leader,

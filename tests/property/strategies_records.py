@@ -67,18 +67,10 @@ def raw_properties(draw: st.DrawFn) -> bytes:
     if shape == "odd":
         piece = st.sampled_from(
             [
-                b"TAGS\x01",
-                b"KEYS\x01",
-                b"UNIQ_KEY\x01",
-                b"\x02",
-                b"\x01",
-                b"TA",
-                b"GS\x01",
-                b"a",
-                b"\xff",
-                b"A" * 32,
+                b"TAGS\x01", b"KEYS\x01", b"UNIQ_KEY\x01", b"\x02", b"\x01", b"TA", b"GS\x01", b"a",
+                b"\xff", b"A" * 32,
             ]
-        )
+        )  # fmt: skip
         return raw + b"".join(draw(st.lists(piece, max_size=6)))
     return raw
 
@@ -94,15 +86,11 @@ record_arguments = st.fixed_dictionaries(
         "properties": raw_properties(),
         "flag": I32,
         "sys_flag": st.sampled_from([0, 0, 0, 1, 2, 4, 8, 12, 0x301]),
-        "born_timestamp_ms": I64,
-        "born_host": hosts,
-        "reconsume_times": I32,
-        "prepared_transaction_offset": I64,
-        "queue_offset": I64,
-        "phy_offset": I64,
+        "born_timestamp_ms": I64, "born_host": hosts, "reconsume_times": I32,
+        "prepared_transaction_offset": I64, "queue_offset": I64, "phy_offset": I64,
         "store_timestamp_ms": I64,
     }
-)
+)  # fmt: skip
 """Arguments of `encode_record` but the store host, which an entry's records must share in width."""
 
 

@@ -47,47 +47,26 @@ EDGES: Final = (0, 1, 2, INDEX_MAX, TERM_MAX, NUMBER_MAX, 2**31, 2**32, 2**48, 2
 BEYOND: Final = (-1, TERM_MAX + 1, 2**63 - 1, 2**63, 2**64, 2**200, 2**20_000)
 
 NO_NUMBERS: Final[tuple[object, ...]] = (
-    None,
-    1.5,
-    "1",
-    b"1",
+    None, 1.5, "1", b"1",
     [],
     {},
     [[]],
     float("nan"),
     float("inf"),
-)
+)  # fmt: skip
 
 TEXTS: Final = (
-    "",
-    "n0",
-    "n1",
-    "n9",
-    "a..b",
-    "x" * 300,
-    "\0",
+    "", "n0", "n1", "n9", "a..b", "x" * 300, "\0",
     "\x1b[2J",
-    "\ud7ff",
-    "é",
-    " ",
-    "%",
-    "..",
-)
+    "\ud7ff", "é", " ", "%", "..",
+)  # fmt: skip
 
 ADDRESSES: Final = (
-    "",
-    "127.0.0.1:1",
-    "127.0.0.1:" + "9" * 19,
-    "127.0.0.1:" + "9" * 5000,
-    "x" * 300 + ":1",
-    "a..b:1",
-    "\ud7ff:1",
-    ":1",
-    "h:0",
-    "h:-1",
+    "", "127.0.0.1:1", "127.0.0.1:" + "9" * 19, "127.0.0.1:" + "9" * 5000, "x" * 300 + ":1",
+    "a..b:1", "\ud7ff:1", ":1", "h:0", "h:-1",
     "[::1]:7",
     "h",
-)
+)  # fmt: skip
 
 
 @dataclass
@@ -199,12 +178,9 @@ class Hostile:
         chain = log.last_chain if draw < 0.95 else self.rng.randrange(2**32)
         when = self.rng.choice((0, log.last_store_time_ms, 2**62))
         return {
-            "index": index,
-            "term": term,
-            "position": position,
-            "prev_chain": chain,
+            "index": index, "term": term, "position": position, "prev_chain": chain,
             "store_time_ms": when,
-        }
+        }  # fmt: skip
 
     def _no_op(self, node: RaftNode) -> bytes:
         return seal_no_op(**self._place(node, 100))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 
 from hypothesis import settings
@@ -38,6 +39,7 @@ class Queue:
     """The history of one queue for one group."""
 
     deliveries: list[Delivery] = field(default_factory=list)
+    attempts: Counter[int] = field(default_factory=Counter)
     done: set[int] = field(default_factory=set)
 
     def newest(self, offset: int) -> Delivery | None:
@@ -113,18 +115,22 @@ class PopTable(RuleBasedStateMachine):
             before = queue.newest(offset)
             assert offset not in queue.done, "an acknowledged message came again"
             assert before is None or before.until_ms <= self.now_ms, "two grants stand"
-            count = sum(each.offset == offset for each in queue.deliveries)
-            assert attempts == count + 1
+            queue.attempts[offset] += 1
+            assert attempts == queue.attempts[offset]
             assert until_ms == self.now_ms + invisible_ms
             queue.deliveries.append(Delivery(offset, self.index, until_ms))
 
     @precondition(lambda self: any(queue.deliveries for queue in self.model.values()))
-    @rule(data=st.data(), acked=st.booleans(), invisible_ms=st.integers(1, 80))
-    def use_a_handle(self, data: st.DataObject, acked: bool, invisible_ms: int) -> None:
+    @rule(
+        data=st.data(), acked=st.booleans(), invisible_ms=st.integers(1, 80), unseen=st.booleans()
+    )
+    def use_a_handle(
+        self, data: st.DataObject, acked: bool, invisible_ms: int, unseen: bool
+    ) -> None:
         key = data.draw(st.sampled_from([key for key in KEYS if self.model[key].deliveries]))
         queue = self.model[key]
         used = data.draw(st.sampled_from(queue.deliveries))
-        mark = PopMark(key, used.offset, used.token, invisible_ms)
+        mark = PopMark(key, used.offset, used.token, invisible_ms, unseen)
         made = self.apply(PopChange(acked=(mark,)) if acked else PopChange(changed=(mark,)))
         is_current = queue.newest(used.offset) is used and used.offset not in queue.done
         if acked:
@@ -136,6 +142,7 @@ class PopTable(RuleBasedStateMachine):
             assert made[key][used.offset][1] == self.now_ms + invisible_ms
             # The same delivery, with a new handle.
             used.token, used.until_ms = self.index, self.now_ms + invisible_ms
+            queue.attempts[used.offset] = max(0, queue.attempts[used.offset] - unseen)
         else:
             assert not made, "an old handle changed a message"
 

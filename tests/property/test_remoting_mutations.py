@@ -80,10 +80,7 @@ def test_damaged_header(kind: SerializeType, data: st.DataObject) -> None:
 def test_damaged_body(data: st.DataObject) -> None:
     body = data.draw(mutated(data.draw(st.sampled_from(EXAMPLES))))
     readers: list[Any] = [
-        fastjson.loads,
-        HeartbeatData.decode,
-        RegisterBrokerBody.decode,
-        ResetOffsetBody.decode,
+        *(fastjson.loads, HeartbeatData.decode, RegisterBrokerBody.decode, ResetOffsetBody.decode),
     ]
     for reader in readers:
         try:

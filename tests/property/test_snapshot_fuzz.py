@@ -17,24 +17,12 @@ from tests.harness.groups import running_groups
 from tests.harness.raft_cluster import batch
 
 HOSTILE: tuple[Any, ...] = (
-    None,
-    -1,
-    0,
-    1,
-    2**31,
-    2**40,
-    2**63,
-    2**200,
-    1.5,
-    "",
-    "x",
-    b"",
-    b"x",
+    None, -1, 0, 1, 2**31, 2**40, 2**63, 2**200, 1.5, "", "x", b"", b"x",
     [],
     {},
     [[]],
     True,
-)
+)  # fmt: skip
 
 CHANGES = 3000
 

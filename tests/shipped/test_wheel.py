@@ -33,22 +33,10 @@ SCRIPTS = (
 )
 SHIPPED = frozenset(
     (
-        ".py",
-        ".pyi",
-        ".proto",
-        ".typed",
-        ".j2",
-        ".css",
-        ".js",
-        ".svg",
-        ".ipynb",
-        ".parquet",
-        ".json",
-        ".yaml",
-        ".tpl",
-        ".txt",
+        ".py", ".pyi", ".proto", ".typed", ".j2", ".css", ".js", ".svg", ".ipynb", ".parquet",
+        ".json", ".yaml", ".tpl", ".txt",
     )
-)
+)  # fmt: skip
 
 
 def clean_environment() -> dict[str, str]:

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.slow
 
 TOPIC = "Orders"
 SETTINGS = WorldSettings(
-    options={"metrics.listen_port": "5557", "store.keep_bytes": str(2 * 256 * 1024)},
+    options={"metrics.listen_port": "5557", "store.keep_bytes": str(2 * 256 * 1024)}
 )
 Pages = dict[int, Callable[[], Iterator[str]]]
 

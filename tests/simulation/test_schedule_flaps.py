@@ -24,6 +24,7 @@ import pytest
 import trio
 
 from dledger.broker_errors import ChangePendingError, ChangeRefusedError, NotLeaderError
+from dledger.commitlog.properties import SCHEDULE_TOPIC
 from dledger.commitlog.record import decode_record
 from dledger.group import Group
 from dledger.group_api import QueueTouched
@@ -38,7 +39,6 @@ from dledger.jepsen_like.simulation.world import World
 from dledger.jepsen_like.workloads.recorder import TOPIC, value_of
 from dledger.services.delayed_message import queue_of_level
 from dledger.services.schedule import ScheduleMessageService
-from dledger.state.topics import SCHEDULE_TOPIC
 from tests.harness.extent import EXTENT
 
 pytestmark = pytest.mark.slow

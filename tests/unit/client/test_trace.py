@@ -26,7 +26,6 @@ from dledger.client.producer.transaction_producer import (
 )
 from dledger.client.trace import (
     TRACE_BATCH_MAX,
-    TRACE_TOPIC,
     WAITING_TRACES_MAX,
     TraceBean,
     TraceContext,
@@ -37,6 +36,7 @@ from dledger.client.trace import (
 )
 from dledger.remoting.processor import DEFERRED, Handled
 from dledger.remoting.protocol.command import RemotingCommand
+from dledger.remoting.protocol.topic_names import TRACE_TOPIC
 from tests.unit.client.consumer.consuming import Heard, send
 from tests.unit.client.fake_cluster import Group, World, open_world
 from tests.unit.client.producer.fake_transactions import FakeTransactions

@@ -46,21 +46,14 @@ GOLDEN = bytes.fromhex(
 
 def golden(**changes: object) -> bytes:
     arguments: dict[str, object] = {
-        "topic": "T1",
-        "queue_id": 3,
-        "body": b"hello0",
-        "properties": b"TAGS\x01TagA\x02K\x01vvvvvvv\x02",
-        "flag": 7,
-        "sys_flag": 0x301,
+        "topic": "T1", "queue_id": 3, "body": b"hello0",
+        "properties": b"TAGS\x01TagA\x02K\x01vvvvvvv\x02", "flag": 7, "sys_flag": 0x301,
         "born_timestamp_ms": 0x1A1F7E7B337,
         "born_host": pack_host("10.0.0.1", 8080),
-        "reconsume_times": 2,
-        "prepared_transaction_offset": 5,
-        "queue_offset": 17,
-        "phy_offset": 1024,
-        "store_timestamp_ms": 0x1A1F7E7B338,
+        "reconsume_times": 2, "prepared_transaction_offset": 5, "queue_offset": 17,
+        "phy_offset": 1024, "store_timestamp_ms": 0x1A1F7E7B338,
         "store_host": pack_host("127.0.0.1", 10911),
-    }
+    }  # fmt: skip
     return encode_record(**(arguments | changes))  # type: ignore[arg-type]  # names and values of the test's own
 
 
@@ -227,14 +220,9 @@ def test_template_writes_what_encode_record_writes(
         body, len(body), properties, flag, sys_flag, 1_700_000_000_123
     )
     assert written == encode_record(
-        topic=topic,
-        queue_id=3,
-        body=body,
-        properties=properties,
-        flag=flag,
-        sys_flag=sys_flag,
+        topic=topic, queue_id=3, body=body, properties=properties, flag=flag, sys_flag=sys_flag,
         born_timestamp_ms=1_700_000_000_123,
-    )
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 from dledger import topic_metrics
 from dledger.broker_metrics import READY_LAG_ENTRIES, LeaderChanges, Readiness
 from dledger.client.connect import connect
-from dledger.commitlog.properties import encode_properties
+from dledger.commitlog.properties import SCHEDULE_TOPIC, TIMER_TOPIC, encode_properties
 from dledger.group_api import BrokerGroup
 from dledger.namesrv.route_table import RouteInfoManager
 from dledger.namesrv.server import NamesrvMetrics
@@ -27,8 +27,9 @@ from dledger.remoting.protocol.bodies import (
     SubscriptionData,
 )
 from dledger.remoting.protocol.codes import RequestCode
+from dledger.remoting.protocol.topic_names import HALF_TOPIC
 from dledger.state.state_record import TopicsChange, state_batch
-from dledger.state.topics import HALF_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC, TopicConfig
+from dledger.state.topics import TopicConfig
 from dledger.testing.doubles import ManualClock
 from dledger.topic_metrics import message_type
 from tests.harness.broker import Broker
@@ -68,13 +69,9 @@ def test_what_comes_in_is_counted_by_topic(watched: Watched) -> None:
     assert stored > 300
     assert page.of("rocketmq_throughput_in_total", "topic")[("T",)] == stored
     assert page.labels("rocketmq_messages_in_total")[-1] == {
-        "cluster": CLUSTER,
-        "node_type": "broker",
-        "node_id": BROKER,
-        "topic": "T",
-        "message_type": "normal",
-        "is_system": "false",
-    }
+        "cluster": CLUSTER, "node_type": "broker", "node_id": BROKER, "topic": "T",
+        "message_type": "normal", "is_system": "false",
+    }  # fmt: skip
 
 
 def test_message_type_is_that_of_the_topic(watched: Watched) -> None:
@@ -110,14 +107,9 @@ def test_message_types_are_the_four_of_rocketmq() -> None:
         for value in (*MESSAGE_TYPES, "SOMETHING_NEW")
     }
     assert declared == {
-        "UNSPECIFIED": "normal",
-        "NORMAL": "normal",
-        "FIFO": "fifo",
-        "DELAY": "delay",
-        "TRANSACTION": "transaction",
-        "MIXED": "normal",
-        "SOMETHING_NEW": "normal",
-    }
+        "UNSPECIFIED": "normal", "NORMAL": "normal", "FIFO": "fifo", "DELAY": "delay",
+        "TRANSACTION": "transaction", "MIXED": "normal", "SOMETHING_NEW": "normal",
+    }  # fmt: skip
     assert (message_type("T", None), message_type(TIMER_TOPIC, None)) == ("normal", "delay")
 
 
@@ -139,13 +131,9 @@ def test_connections_are_counted_by_kind(watched: Watched) -> None:
     assert page.value("rocketmq_consumer_connections") == 2
     (labels,) = page.labels("rocketmq_consumer_connections")
     assert {label: labels[label] for label in labels if label not in COMMON} == {
-        "consumer_group": "g",
-        "language": "python",
-        "version": "407",
-        "protocol_type": "remoting",
-        "consume_mode": "push",
-        "is_system": "false",
-    }
+        "consumer_group": "g", "language": "python", "version": "407", "protocol_type": "remoting",
+        "consume_mode": "push", "is_system": "false",
+    }  # fmt: skip
 
 
 def test_raft_metrics_carry_the_members_name(watched: Watched) -> None:
@@ -157,37 +145,20 @@ def test_raft_metrics_carry_the_members_name(watched: Watched) -> None:
         for name in page.kinds
         if name.startswith("dledger_") and len(page.labels(name)) == 1
     } == {
-        "dledger_is_leader": 1,
-        "dledger_term": 1,
-        "dledger_last_index": 12,
-        "dledger_commit_index": 11,
-        "dledger_applied_index": 0,
-        "dledger_leader_changes_total": 1,
-        "dledger_peer_contradictions_total": 2,
-        "dledger_log_truncations_total": 1,
-        "dledger_snapshots_installed_total": 0,
-        "dledger_peer_lag_entries": 2,
-        "dledger_doubtful": 0,
-        "dledger_damaged": 1,
-        "dledger_pending_bytes": 300,
-        "dledger_event_loop_stall_seconds_max": 0,
-        "dledger_event_loop_stalls_total": 0,
-        "dledger_registrations_refused": 1,
-        "dledger_store_time_ahead_ms": -20,
-        "dledger_clock_off_ms": 3,
-        "dledger_held_pulls": 0,
-        "dledger_transactions_given_up_total": 0,
-        "dledger_expired_messages_total": 0,
-        "dledger_disk_used_ratio": 0,
-        "dledger_disk_full": 0,
-        "dledger_listener_failures_total": 0,
-        "dledger_connections": 0,
-        "dledger_connections_refused_total": 0,
-        "dledger_requests_refused_memory_total": 0,
-        "dledger_request_memory_bytes": 0,
-        "dledger_unfinished_frame_bytes": 0,
-        "dledger_access_refused_total": 0,
-    }
+        "dledger_is_leader": 1, "dledger_term": 1, "dledger_last_index": 12,
+        "dledger_commit_index": 11, "dledger_applied_index": 0, "dledger_leader_changes_total": 1,
+        "dledger_peer_contradictions_total": 2, "dledger_log_truncations_total": 1,
+        "dledger_snapshots_installed_total": 0, "dledger_peer_lag_entries": 2,
+        "dledger_doubtful": 0, "dledger_damaged": 1, "dledger_pending_bytes": 300,
+        "dledger_event_loop_stall_seconds_max": 0, "dledger_event_loop_stalls_total": 0,
+        "dledger_registrations_refused": 1, "dledger_store_time_ahead_ms": -20,
+        "dledger_clock_off_ms": 3, "dledger_held_pulls": 0,
+        "dledger_transactions_given_up_total": 0, "dledger_expired_messages_total": 0,
+        "dledger_disk_used_ratio": 0, "dledger_disk_full": 0, "dledger_listener_failures_total": 0,
+        "dledger_connections": 0, "dledger_connections_refused_total": 0,
+        "dledger_requests_refused_memory_total": 0, "dledger_request_memory_bytes": 0,
+        "dledger_unfinished_frame_bytes": 0, "dledger_access_refused_total": 0,
+    }  # fmt: skip
     assert page.of("dledger_messages_set_aside_total", "service") == {
         ("delay_levels",): 0,
         ("timer",): 1,

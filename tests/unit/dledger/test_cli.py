@@ -272,30 +272,19 @@ def test_a_reader_that_has_enough_ends_a_command_without_a_word(line: str) -> No
 def row(**changes: object) -> dict[str, object]:
     """The status of one member of a healthy group of two."""
     healthy: dict[str, object] = {
-        "broker": "a",
-        "id": 0,
-        "address": "h:1",
-        "reachable": True,
-        "self": "n0",
-        "serving": True,
-        "term": 3,
-        "commit_index": 9,
-        "applied_index": 9,
-        "voter": True,
+        "broker": "a", "id": 0, "address": "h:1", "reachable": True, "self": "n0", "serving": True,
+        "term": 3, "commit_index": 9, "applied_index": 9, "voter": True,
         "peers": {"n1": {}},
-    }
+    }  # fmt: skip
     return {**healthy, **changes}
 
 
 def follower(**changes: object) -> dict[str, object]:
     """The status of the other one."""
     base: dict[str, object] = {
-        "id": 2,
-        "address": "h:2",
-        "self": "n1",
-        "serving": False,
+        "id": 2, "address": "h:2", "self": "n1", "serving": False,
         "peers": {"n0": {}},
-    }
+    }  # fmt: skip
     return row(**{**base, **changes})
 
 
@@ -353,14 +342,9 @@ def test_log_lines_are_json_with_the_node() -> None:
     first, second = (json.loads(line) for line in out.getvalue().splitlines())
     assert first.pop("timestamp").endswith("Z")
     assert first == {
-        "event": "role_changed",
-        "level": "info",
-        "node_id": "n0",
-        "group": "a",
-        "peer": "n1",
-        "term": 4,
-        "role": "leader",
-    }
+        "event": "role_changed", "level": "info", "node_id": "n0", "group": "a", "peer": "n1",
+        "term": 4, "role": "leader",
+    }  # fmt: skip
     assert "ConfigError: why" in second["exception"]
 
 
@@ -433,10 +417,7 @@ def test_a_member_is_shown_with_what_it_may_do() -> None:
         {"broker": "a", "address": "h:9", "role": "unreachable"},
     ]
     assert [shown["standing"] for shown in raft_rows(says)] == [
-        "voter",
-        "learner",
-        "no member",
-        None,
+        *("voter", "learner", "no member", None),
     ]
 
 
@@ -540,11 +521,8 @@ def test_credentials_without_a_file_are_a_usage_error(capsys: pytest.CaptureFixt
 def test_the_package_can_be_run_as_the_command() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "dledger", "raft", "--nonsense"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+        cwd=ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
     assert done.returncode == 2
     assert done.stderr.startswith('error: Unknown command "--nonsense"')
 

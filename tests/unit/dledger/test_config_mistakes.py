@@ -101,6 +101,12 @@ def test_config_warns_of_a_comment_behind_any_text() -> None:
             " 8388608 must hold the largest message and 40960 bytes more",
         ),
         (
+            "maxTransferBytesOnMessageInMemory=13000000",
+            "broker.conf:1: store.max_transfer_bytes_in_memory = 13000000: an answer may hold"
+            " 13000000 bytes and one message of store.max_message_size = 4194304; brokers and"
+            " clients take frames of 16777216 bytes",
+        ),
+        (
             "brokerName=a/b",
             "broker.conf:1: broker.broker_name = a/b: letters, digits, %, |, -, _ and . only",
         ),

@@ -12,8 +12,9 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from dledger.commitlog.derive import SCHEDULE_TOPIC, derive_together
+from dledger.commitlog.derive import derive_together
 from dledger.commitlog.errors import CorruptEntryError, DiskFullError
+from dledger.commitlog.properties import SCHEDULE_TOPIC
 from dledger.commitlog.queue_unit import UNIT_BYTES
 from dledger.derived_files import give_up_differing, points_to
 from dledger.group import Group

@@ -19,12 +19,12 @@ from dledger.commitlog.seams import Disk, utc
 from dledger.group import Group
 from dledger.raft.snapshot import Installation
 from dledger.raft.wire import PeerFrame
+from dledger.remoting.protocol.topic_names import HALF_TOPIC
 from dledger.replica_records import InstallationRecord, Phase
 from dledger.services.retention import Look, RetentionService, choose_floor, is_in_hours
 from dledger.settings.tables import StoreTable
 from dledger.state.state_record import FloorChange, TransactionsChange, state_batch
 from dledger.state.tables import StateTables
-from dledger.state.topics import HALF_TOPIC
 from dledger.state.transactions import TransactionDecision
 from dledger.store import ReplicaStore
 from tests.harness.entry_frames import next_frame

@@ -18,10 +18,8 @@ from tests.harness.fake_group import FakeGroup
 from tests.harness.shipped_files import ROOT
 
 TO_CLIENTS = {
-    RequestCode.CHECK_TRANSACTION_STATE,
-    RequestCode.NOTIFY_CONSUMER_IDS_CHANGED,
-    RequestCode.RESET_CONSUMER_CLIENT_OFFSET,
-    RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT,
+    *(RequestCode.CHECK_TRANSACTION_STATE, RequestCode.NOTIFY_CONSUMER_IDS_CHANGED),
+    *(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT),
     RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT,
 }
 """Brokers send these."""

@@ -40,17 +40,10 @@ def test_every_code_with_a_handler_has_a_rule_and_no_other(tmp_path: Path) -> No
 def test_rules_separate_readers_from_administrators() -> None:
     looks = {RequestCode(code).name for code, rule in NAMESRV_RULES.items() if rule is SIGNED}
     assert looks == {
-        "GET_ROUTEINFO_BY_TOPIC",
-        "GET_BROKER_CLUSTER_INFO",
-        "GET_BROKER_MEMBER_GROUP",
-        "GET_ALL_TOPIC_LIST_FROM_NAMESERVER",
-        "GET_TOPICS_BY_CLUSTER",
-        "GET_SYSTEM_TOPIC_LIST_FROM_NS",
-        "GET_UNIT_TOPIC_LIST",
-        "GET_HAS_UNIT_SUB_TOPIC_LIST",
-        "GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST",
-        "GET_KV_CONFIG",
-        "GET_KVLIST_BY_NAMESPACE",
+        *("GET_ROUTEINFO_BY_TOPIC", "GET_BROKER_CLUSTER_INFO", "GET_BROKER_MEMBER_GROUP"),
+        *("GET_ALL_TOPIC_LIST_FROM_NAMESERVER", "GET_TOPICS_BY_CLUSTER"),
+        *("GET_SYSTEM_TOPIC_LIST_FROM_NS", "GET_UNIT_TOPIC_LIST", "GET_HAS_UNIT_SUB_TOPIC_LIST"),
+        *("GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST", "GET_KV_CONFIG", "GET_KVLIST_BY_NAMESPACE"),
     }
     assert all(rule in (SIGNED, ADMIN) for rule in NAMESRV_RULES.values())
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from dledger.namesrv.config import NamesrvTable
 from dledger.namesrv.errors import RegistrationRefusedError
 from dledger.namesrv.registration import HEARTBEAT_TIMEOUT_MS_MAX, BrokerKey, Registration
 from dledger.namesrv.route_table import RouteInfoManager
+from dledger.raft.identity import GroupSecret
 from dledger.remoting.protocol.bodies import QueueData
-from tests.harness.registrations import CLUSTER, A, B, C, addrs_of, registration, version
+from tests.harness.registrations import CLUSTER, A, B, C, addrs_of, registration, topics, version
 
 OURS, OTHER = "0f" * 16, "e1" * 16
 THIEF = "10.6.6.6:10911"
@@ -114,3 +118,73 @@ def test_copied_identity_without_proof_is_refused(proof: str, addr: str) -> None
     with pytest.raises(RegistrationRefusedError, match="alone may unregister it"):
         table.unregister_broker(CLUSTER, "broker-a", A, identity=OURS, connection=9)
     assert addrs_of(table, "T1") == {0: A, 2: B, 3: C}
+
+
+NEAR = "127.0.0.1:10921"
+
+
+def claims(
+    table: RouteInfoManager, address: str = THIEF, identity: str = OTHER, name: str = "thief"
+) -> dict[str, str]:
+    """Register another group with the topics of the first; return what it is kept out of."""
+    result = table.register_broker(registration(address, 0, name, identity=identity), 1)
+    return dict(result.left_out)
+
+
+@pytest.mark.parametrize("identity", [OTHER, ""])
+def test_topic_of_a_group_is_served_by_no_stranger(identity: str) -> None:
+    """A thief would answer sends, and alone have what it took."""
+    table = group_of_three()
+    before = table.all_topics()
+    assert claims(table, identity=identity).keys() == {"T1", "T2"}
+    assert "the group of broker-a serves it" in claims(table, identity=identity)["T1"]
+    assert table.topic_queue_table["T1"].keys() == {"broker-a"}
+    assert table.all_topics() == before
+    with pytest.raises(RegistrationRefusedError, match="serves it"):
+        table.register_topic("T1", [QueueData(broker_name="thief")], connection=1)
+    own = registration(
+        THIEF, 0, "thief", identity=identity, table=topics("X1", "X2"), data_version=version(2)
+    )
+    table.register_broker(own, 2)
+    assert table.route("X1") is not None
+
+
+def test_topic_whose_group_left_is_free() -> None:
+    table = group_of_three()
+    assert claims(table)
+    since = table.broker_live_table[BrokerKey(CLUSTER, THIEF)].data_version
+    more = registration(THIEF, 0, "thief", identity=OTHER, table={})
+    assert table.register_broker(replace(more, since=since), 2).needs_all
+    assert table.query_data_version(CLUSTER, THIEF, since, 2)[0]
+    for connection in (1, 2, 3):
+        table.disconnect(connection)
+    assert claims(table) == {}
+    assert not table.kept_out
+    assert table.route("T1") is not None
+
+
+def test_groups_of_one_machine_and_of_rocketmq_share_topics() -> None:
+    table = RouteInfoManager()
+    table.register_broker(registration("127.0.0.1:10911", 0, identity=OURS), 0)
+    assert claims(table, NEAR) == {}
+    assert claims(table, name="far").keys() == {"T1", "T2"}
+    table = RouteInfoManager()
+    table.register_broker(registration(A, 0), 0)
+    assert claims(table) == {}
+    table = RouteInfoManager(NamesrvTable(open_topics=True))
+    table.register_broker(registration(A, 0, identity=OURS), 0)
+    assert claims(table) == {}
+
+
+def test_name_server_with_a_secret_asks_for_its_proof() -> None:
+    secret = GroupSecret(b"a secret of all groups")
+    table = RouteInfoManager()
+    table.secret = secret
+    for identity, proof in ((OURS, ""), (OURS, secret.membership_proof(OTHER)), ("", "")):
+        with pytest.raises(RegistrationRefusedError, match="group"):
+            table.register_broker(registration(A, 0, identity=identity, proof=proof), 0)
+    assert table.all_topics() == []
+    for address, name, identity in ((A, "broker-a", OURS), (THIEF, "broker-b", OTHER)):
+        proof = secret.membership_proof(identity)
+        table.register_broker(registration(address, 0, name, identity=identity, proof=proof), 0)
+    assert table.topic_queue_table["T1"].keys() == {"broker-a", "broker-b"}

@@ -21,8 +21,10 @@ from dledger.namesrv.name_server import (
     RouteCache,
     route_dialect,
 )
+from dledger.raft.identity import GroupSecret
 from dledger.remoting.protocol.bodies import BrokerData, TopicRouteData
 from dledger.remoting.protocol.fastjson import Dialect
+from tests.unit.namesrv.world import config_in
 
 
 class Routes:
@@ -182,3 +184,22 @@ def test_table_over_its_limit_is_refused(tmp_path: Path, monkeypatch: pytest.Mon
         table.put("ns", "k", "x" * 200)
     assert table.get("ns", "k") == "short"
     assert KvConfigManager.load(OsDisk(), path).get("ns", "k") == "short"
+
+
+SECRET = b"a secret of all groups"
+
+
+def test_secret_of_the_groups_is_read_or_nothing_starts(tmp_path: Path) -> None:
+    file = tmp_path / "secret"
+    config = config_in(tmp_path, group_secret_file=str(file))
+    for content, why in ((None, "No such file"), (b"short", "at least 16")):
+        if content is not None:
+            file.write_bytes(content)
+        with pytest.raises(ConfigError, match=why):
+            name_server.NameServer(config, OsDisk())
+    file.write_bytes(SECRET + b"\n")
+    secret = name_server.NameServer(config, OsDisk()).routes.secret
+    assert secret is not None
+    assert secret.membership_proof("a") == GroupSecret(b"a secret of all groups").membership_proof(
+        "a"
+    )

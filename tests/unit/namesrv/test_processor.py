@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import trio
+from structlog.testing import capture_logs
 
 from dledger.commitlog.disk import OsDisk
 from dledger.namesrv.config import NamesrvConfig
@@ -174,6 +175,21 @@ async def test_a_topic_that_is_left_out_is_named_in_the_answer(connection: Conne
     assert answer.ext["topicsLeftOut"] == left_out
     assert await route(connection, "T1") is not None
     assert await route(connection, "T2") is None
+
+
+async def test_group_kept_out_of_a_topic_is_named_once(connection: Connection) -> None:
+    await register(connection, A, 0, groupIdentity="0f" * 16)
+    with capture_logs() as lines:
+        for _ in range(3):
+            answer = await register(
+                connection, B, 0, None, brokerName="thief", groupIdentity="e1" * 16
+            )
+    assert "the group of broker-a serves it" in answer.ext["topicsLeftOut"]
+    assert [line["event"] for line in lines].count("topics_left_out") == 1
+    info = await ask(connection, RequestCode.GET_BROKER_CLUSTER_INFO, {})
+    assert "thief: topics are left out: 'T1'" in info.ext["refusedBrokers"]
+    found = present(await route(connection))
+    assert [data.broker_name for data in found.broker_datas] == ["broker-a"]
 
 
 async def test_deposed_leader_gets_the_leaders_address(connection: Connection) -> None:

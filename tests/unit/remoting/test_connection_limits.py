@@ -90,10 +90,7 @@ def test_places_end_the_oldest_without_a_request_first() -> None:
     places.admit(fourth, 0.04)
     assert places.admit(Peer(), 10.0) is Admission.SERVED
     assert [peer.is_closed for peer in (first, second, third, fourth)] == [
-        False,
-        True,
-        False,
-        False,
+        *(False, True, False, False),
     ]
 
 

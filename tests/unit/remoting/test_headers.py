@@ -18,36 +18,16 @@ from dledger.remoting.protocol.headers import (
 )
 
 SEND = SendMessageHeader(
-    producer_group="g",
-    topic="T",
-    default_topic="TBW102",
-    default_topic_queue_nums=4,
-    queue_id=-1,
-    sys_flag=0,
-    born_timestamp=1_795_147_871_927,
-    flag=3,
-    properties="TAGS\x01a\x02",
-    reconsume_times=0,
-    unit_mode=False,
-    max_reconsume_times=None,
-    batch=False,
-    bname="b",
-)
+    producer_group="g", topic="T", default_topic="TBW102", default_topic_queue_nums=4, queue_id=-1,
+    sys_flag=0, born_timestamp=1_795_147_871_927, flag=3, properties="TAGS\x01a\x02",
+    reconsume_times=0, unit_mode=False, max_reconsume_times=None, batch=False, bname="b",
+)  # fmt: skip
 LONG = {
-    "producerGroup": "g",
-    "topic": "T",
-    "defaultTopic": "TBW102",
-    "defaultTopicQueueNums": "4",
-    "queueId": "-1",
-    "sysFlag": "0",
-    "bornTimestamp": "1795147871927",
-    "flag": "3",
-    "properties": "TAGS\x01a\x02",
-    "reconsumeTimes": "0",
-    "unitMode": "false",
-    "batch": "false",
+    "producerGroup": "g", "topic": "T", "defaultTopic": "TBW102", "defaultTopicQueueNums": "4",
+    "queueId": "-1", "sysFlag": "0", "bornTimestamp": "1795147871927", "flag": "3",
+    "properties": "TAGS\x01a\x02", "reconsumeTimes": "0", "unitMode": "false", "batch": "false",
     "bname": "b",
-}
+}  # fmt: skip
 SHORT = dict(zip("abcdefghijkmn", LONG.values(), strict=True))
 
 
@@ -124,12 +104,9 @@ def test_unknown_fields_are_passed_over() -> None:
 
 def test_send_response_has_region_and_tracing() -> None:
     assert SendMessageResponseHeader("id", 1, 2).encode() == {
-        "msgId": "id",
-        "queueId": "1",
-        "queueOffset": "2",
-        "MSG_REGION": "DefaultRegion",
+        "msgId": "id", "queueId": "1", "queueOffset": "2", "MSG_REGION": "DefaultRegion",
         "TRACE_ON": "true",
-    }
+    }  # fmt: skip
 
 
 def test_names_that_do_not_follow_the_rule() -> None:

@@ -10,10 +10,11 @@ from dledger.client.core.errors import NoNameServerError, RequestFailedError
 from dledger.client.core.message import Message
 from dledger.client.core.route import MessageQueue
 from dledger.client.producer.producer import Producer
-from dledger.client.trace import TRACE_TOPIC, TraceBean, TraceContext, TraceType, encode
+from dledger.client.trace import TraceBean, TraceContext, TraceType, encode
 from dledger.remoting.protocol.bodies import KVTable
 from dledger.remoting.protocol.codes import RequestCode
 from dledger.remoting.protocol.command import RemotingCommand, response_to
+from dledger.remoting.protocol.topic_names import TRACE_TOPIC
 from tests.unit.client.fake_cluster import World
 
 QUEUE = MessageQueue("T", "g", 0)

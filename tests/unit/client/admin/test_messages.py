@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import zlib
+
 import pytest
 
 from dledger.client.admin.admin import Admin
 from dledger.client.admin.messages import resend_copy
 from dledger.client.consumer.pull_consumer import PullConsumer
 from dledger.client.core.client_instance import ClientInstance
-from dledger.client.core.errors import DamagedAnswerError, RequestFailedError
-from dledger.client.core.message import Message, encode_message_properties
+from dledger.client.core.errors import DamagedAnswerError, MessageIllegalError, RequestFailedError
+from dledger.client.core.message import MAX_BODY_BYTES, Message, encode_message_properties
 from dledger.client.core.message_ext import MessageExt
 from dledger.client.core.route import MessageQueue
 from dledger.client.producer.producer import Producer
 from dledger.commitlog.properties import decode_properties, encode_properties
-from dledger.commitlog.record import encode_record
+from dledger.commitlog.record import decode_record, encode_record
 from dledger.remoting.protocol.bodies import (
     ConsumeStats,
     OffsetWrapper,
@@ -134,23 +136,15 @@ def letter(**properties: str) -> MessageExt:
 
 
 def test_resend_copies_user_properties_to_the_retry_topic() -> None:
-    copy = resend_copy(
-        letter(
-            UNIQ_KEY="K",
-            TAGS="A",
-            KEYS="k1 k2",
-            colour="red",
-            RETRY_TOPIC="orders",
-            DLQ_ORIGIN_TOPIC="orders",
-            DLQ_ORIGIN_MESSAGE_ID="0A",
-            ORIGIN_MESSAGE_ID="0A",
-            CLUSTER="c",
-            WAIT="false",
-            TIMER_DELAY_MS="5",
-            RECONSUME_TIME="16",
-        ),
-        "billing",
-    )
+    names = {"UNIQ_KEY": "K", "TAGS": "A", "KEYS": "k1 k2", "colour": "red", "CLUSTER": "c"}
+    origin = {"RETRY_TOPIC": "orders", "DLQ_ORIGIN_TOPIC": "orders", "DLQ_ORIGIN_MESSAGE_ID": "0A"}
+    way = {
+        "ORIGIN_MESSAGE_ID": "0A",
+        "WAIT": "false",
+        "TIMER_DELAY_MS": "5",
+        "RECONSUME_TIME": "16",
+    }
+    copy = resend_copy(letter(**names, **origin, **way), "billing")
     assert (copy.topic, copy.body, copy.tags, copy.keys, copy.flag) == (
         "%RETRY%billing", b"order", "A", "k1 k2", 7,
     )  # fmt: skip
@@ -165,3 +159,21 @@ def test_the_topic_it_came_from_is_named_by_either_property() -> None:
         copy = resend_copy(letter(**found), "g")
         assert copy.properties == {"RETRY_TOPIC": "orders"}
     assert resend_copy(letter(colour="red"), "g").properties == {"colour": "red"}
+
+
+async def test_letter_that_cannot_be_sent_holds_back_no_other(
+    world: World, client: ClientInstance
+) -> None:
+    group = world.groups["g"]
+    group.topics |= {"%DLQ%c": 1, "%RETRY%c": 1}
+    packed = zlib.compress(bytes(MAX_BODY_BYTES + 1))
+    for body, sys_flag in ((b"a", 0), (packed, 0x301), (b"no zlib", 0x301), (b"b", 0)):
+        record = encode_record(
+            topic="%DLQ%c", queue_id=0, body=body, properties=b"", sys_flag=sys_flag
+        )
+        group.store("%DLQ%c", 0, decode_record(record))
+    with pytest.raises(MessageIllegalError, match=r"2 dead letters .* 2 were .* offset 1"):
+        await Admin(client).resend_dead_letters("c")
+    sent = [bytes(decode_record(each).body) for each in group.queue("%RETRY%c", 0)]
+    assert sent == [b"a", b"b"]
+    assert await Admin(client).resend_dead_letters("c") == 0

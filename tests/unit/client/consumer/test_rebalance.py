@@ -205,12 +205,7 @@ def test_the_ring_is_closed_and_a_place_belongs_to_itself() -> None:
 
 def test_strategies_are_named_as_in_rocketmq() -> None:
     assert [s.name for s in STRATEGIES] == [
-        "AVG",
-        "AVG_BY_CIRCLE",
-        "MACHINE_ROOM",
-        "CONSISTENT_HASH",
-        "MACHINE_ROOM_NEARBY-AVG",
-        "MACHINE_ROOM_NEARBY-AVG_BY_CIRCLE",
-        "MACHINE_ROOM_NEARBY-CONSISTENT_HASH",
+        *("AVG", "AVG_BY_CIRCLE", "MACHINE_ROOM", "CONSISTENT_HASH", "MACHINE_ROOM_NEARBY-AVG"),
+        *("MACHINE_ROOM_NEARBY-AVG_BY_CIRCLE", "MACHINE_ROOM_NEARBY-CONSISTENT_HASH"),
     ]
     assert ByConfig().name == "CONFIG"

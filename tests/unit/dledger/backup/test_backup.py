@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import random
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import pytest
 import dledger.backup.restore as restoring
 from dledger.backup.create import AnotherGroupError, Created, create
 from dledger.backup.folder import MANIFEST, BackupFailedError, BackupFolder, NoBackupError
-from dledger.backup.manifest import BackupDamagedError, decode_manifest, encode_manifest
+from dledger.backup.manifest import BackupDamagedError, decode_manifest, encode_manifest, sha256_of
 from dledger.backup.restore import Owner, RestoreRefusedError, restore
 from dledger.backup.source import NotABrokersFolderError, SegmentGoneError, Source
 from dledger.backup.verify import verify
@@ -467,3 +468,64 @@ def test_manifest_names_no_file_outside_its_folder(tmp_path: Path, name: str) ->
     hostile = encode_manifest(msgspec.structs.replace(manifest, parts=(part,)))
     with pytest.raises(BackupDamagedError, match="it names a file"):
         decode_manifest(hostile, MANIFEST)
+
+
+def leaves(value: Any, *path: str | int) -> Iterator[tuple[str | int, ...]]:
+    """Yield where each value of a document stands."""
+    if path:
+        yield path
+    if isinstance(value, dict | list):
+        for key, each in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from leaves(each, *path, key)
+
+
+def test_restore_takes_no_odd_manifest_with_a_right_sum(tmp_path: Path) -> None:
+    """A sum shows no maker: each value is one that may be, or the manifest is refused."""
+    source, target = source_folder(tmp_path / "n0", floor=1), tmp_path / "bk"
+    back_up(source, target)
+    manifest = target / MANIFEST
+    sealed = msgspec.json.decode(manifest.read_bytes())
+    text = manifest.read_bytes()
+    free: set[tuple[str | int, ...]] = {
+        (name,) for name in ("cluster", "group", "group_identity", "member", "made_at_ms")
+    }
+    # Of the entry before the first one nothing is there but its chain.
+    free |= {("index_units_per_file",), ("begin", 2), ("begin", 4)}
+    odds: tuple[Any, ...] = (None, -1, 0, 1, 1 << 31, 1 << 63, 1 << 70, "x", [], {})
+    for path in leaves(sealed["manifest"]):
+        for odd in odds:
+            document = msgspec.json.decode(text)["manifest"]
+            holder = document
+            for key in path[:-1]:
+                holder = holder[key]
+            if holder[path[-1]] == odd:
+                continue
+            holder[path[-1]] = odd
+            checksum = sha256_of(json.dumps(document, separators=(",", ":")).encode())
+            changed = {"manifest": document, "sha256": checksum}
+            manifest.write_text(json.dumps(changed, separators=(",", ":")) + "\n")
+            new = tmp_path / "new"
+            try:
+                restored(target, new)
+            except (CorruptStoreError, ForeignStoreError):
+                assert not new.exists() or not any(new.rglob("*")), (path, odd)
+            else:
+                assert path in free, (path, odd)
+                shutil.rmtree(new)
+
+
+def test_restore_checks_each_entry_before_it_writes(tmp_path: Path) -> None:
+    """A file whose sum was made again."""
+    source, target = source_folder(tmp_path / "n0"), tmp_path / "bk"
+    made = back_up(source, target).manifest
+    part = made.parts[0]
+    file = target / part.file
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+    parts = (msgspec.structs.replace(part, sha256=sha256_of(bytes(data))), *made.parts[1:])
+    changed = msgspec.structs.replace(made, parts=parts)
+    (target / MANIFEST).write_bytes(encode_manifest(changed))
+    with pytest.raises(BackupDamagedError, match="of the log"):
+        restored(target, tmp_path / "new")
+    assert not (tmp_path / "new").exists()

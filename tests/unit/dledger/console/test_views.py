@@ -16,7 +16,7 @@ from dledger.console.groups_page import group_row, reset_time
 from dledger.console.known import is_access_refusal
 from dledger.console.look import ClusterLook, Status, group_views, known_members, look_at
 from dledger.console.paging import PAGE_ROWS, paged
-from dledger.console.topics_page import is_system, topic_row
+from dledger.console.topics_page import topic_row
 from dledger.remoting.protocol.bodies import (
     ClientConnection,
     ConsumerConnection,
@@ -25,6 +25,7 @@ from dledger.remoting.protocol.bodies import (
 )
 from dledger.remoting.protocol.codes import RequestCode, ResponseCode
 from dledger.remoting.protocol.command import response_to
+from dledger.remoting.protocol.topic_names import is_system
 from tests.unit.client.fake_cluster import World, open_world
 
 MEMBERS = [

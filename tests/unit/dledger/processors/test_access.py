@@ -16,8 +16,9 @@ from dledger.remoting.protocol.codes import RequestCode, ResponseCode
 from dledger.remoting.protocol.command import RemotingCommand, request, response_to
 from dledger.remoting.protocol.outcome import OUTCOME_FIELD
 from dledger.remoting.protocol.signature import FORM, FRESH_FORM, Credentials
+from dledger.remoting.protocol.topic_names import STATE_TOPIC
 from dledger.state.accounts import AccountConfig, PolicyConfig
-from dledger.state.topics import ACCESS_QUEUE, STATE_TOPIC
+from dledger.state.topics import ACCESS_QUEUE
 from tests.harness import pops, pulls
 from tests.harness.broker import Broker
 from tests.harness.fake_group import LEADER

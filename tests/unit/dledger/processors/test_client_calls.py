@@ -23,9 +23,10 @@ from dledger.remoting.protocol.bodies import (
 )
 from dledger.remoting.protocol.codes import RequestCode, ResponseCode
 from dledger.remoting.protocol.command import RemotingCommand, request, response_to
+from dledger.remoting.protocol.topic_names import STATE_TOPIC
 from dledger.state.accounts import AccessChange, AccountConfig
 from dledger.state.state_record import ConsumerOffsetsChange, encode_change, state_batch
-from dledger.state.topics import ACCESS_QUEUE, STATE_TOPIC
+from dledger.state.topics import ACCESS_QUEUE
 from dledger.testing.doubles import ManualClock
 from tests.harness.broker import Broker
 from tests.harness.fake_group import BROKER, STORE_HOST, FakeConnection, over_the_wire

@@ -86,11 +86,7 @@ def test_sends_of_a_broker_are_these() -> None:
     """Only what reads no message and is answered early may see less than all that is answered."""
     sends = {code for _, found in declared(PROCESSORS) if found.appends for code in found.codes}
     assert {code.name for code in sends} == {
-        "SEND_MESSAGE",
-        "SEND_MESSAGE_V2",
-        "SEND_BATCH_MESSAGE",
-        "SEND_RECORDS",
-        "CONSUME_STEP",
+        *("SEND_MESSAGE", "SEND_MESSAGE_V2", "SEND_BATCH_MESSAGE", "SEND_RECORDS", "CONSUME_STEP"),
     }
 
 
@@ -98,23 +94,10 @@ def test_reads_of_a_broker_are_these() -> None:
     """The whole list, so that none leaves it unnoticed."""
     reads = {code for _, found in declared(PROCESSORS) if found.reads for code in found.codes}
     assert {code.name for code in reads} == {
-        "PULL_MESSAGE",
-        "LITE_PULL_MESSAGE",
-        "BULK_PULL",
-        "QUERY_CONSUMER_OFFSET",
-        "SEARCH_OFFSET_BY_TIMESTAMP",
-        "GET_MAX_OFFSET",
-        "GET_MIN_OFFSET",
-        "GET_EARLIEST_MSG_STORETIME",
-        "VIEW_MESSAGE_BY_ID",
-        "QUERY_MESSAGE",
-        "QUERY_CONSUME_QUEUE",
-        "GET_CONSUME_STATS",
-        "GET_BROKER_CONSUME_STATS",
-        "QUERY_CONSUME_TIME_SPAN",
-        "GET_TOPIC_STATS_INFO",
-        "INVOKE_BROKER_TO_RESET_OFFSET",
-        "CONSUME_MESSAGE_DIRECTLY",
-        "POP_MESSAGE",
-        "NOTIFICATION",
+        *("PULL_MESSAGE", "LITE_PULL_MESSAGE", "BULK_PULL", "QUERY_CONSUMER_OFFSET"),
+        *("SEARCH_OFFSET_BY_TIMESTAMP", "GET_MAX_OFFSET", "GET_MIN_OFFSET"),
+        *("GET_EARLIEST_MSG_STORETIME", "VIEW_MESSAGE_BY_ID", "QUERY_MESSAGE"),
+        *("QUERY_CONSUME_QUEUE", "GET_CONSUME_STATS", "GET_BROKER_CONSUME_STATS"),
+        *("QUERY_CONSUME_TIME_SPAN", "GET_TOPIC_STATS_INFO", "INVOKE_BROKER_TO_RESET_OFFSET"),
+        *("CONSUME_MESSAGE_DIRECTLY", "POP_MESSAGE", "NOTIFICATION"),
     }

@@ -20,8 +20,13 @@ from dledger.commitlog.record import Record, encode_record
 from dledger.processors.transactions import CheckBack
 from dledger.remoting.protocol.codes import RequestCode
 from dledger.remoting.protocol.command import RemotingCommand
+from dledger.remoting.protocol.topic_names import (
+    DLQ_PREFIX,
+    HALF_TOPIC,
+    SET_ASIDE_TOPIC,
+    TRANS_CHECK_MAX_TIME_TOPIC,
+)
 from dledger.services.stored_record import StoredRecords
-from dledger.state.topics import DLQ_PREFIX, HALF_TOPIC, SET_ASIDE_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC
 from tests.harness.leader_services import DAY_S, LeaderServices
 
 HOSTILE = "".join(
@@ -165,9 +170,7 @@ async def test_the_longest_properties_are_retried_and_given_up(leader: LeaderSer
         assert copy.property_map["RETRY_TOPIC"] == "T", "no topic has a name of 20,000 bytes"
 
 
-async def test_old_message_without_space_is_a_dead_letter(
-    leader: LeaderServices,
-) -> None:
+async def test_old_message_without_space_is_a_dead_letter(leader: LeaderServices) -> None:
     fill = b"x" * (MAX_PROPERTIES_BYTES - len(b"UNIQ_KEY\x01K\x02F\x01\x02"))
     at = leader.store("T", b"UNIQ_KEY\x01K\x02F\x01%b\x02" % fill)
     ext = {"offset": str(at), "group": "g", "delayLevel": "0"}

@@ -17,11 +17,12 @@ from dledger.remoting.protocol.bodies import (
 from dledger.remoting.protocol.codes import RequestCode, ResponseCode
 from dledger.remoting.protocol.command import RemotingCommand, request
 from dledger.remoting.protocol.own_fields import TOKENS_FIELD
+from dledger.remoting.protocol.topic_names import STATE_TOPIC
 from dledger.services.queue_locks import FORGOTTEN_LEASES, LEASE_S, MAX_QUEUES_PER_CHANGE
 from dledger.state.queue_lock import QUEUE_LOCKS, LockKey, QueueLock
 from dledger.state.state_record import TopicsChange, state_batch
 from dledger.state.table import Table
-from dledger.state.topics import QUEUE_LOCKS_QUEUE, STATE_TOPIC
+from dledger.state.topics import QUEUE_LOCKS_QUEUE
 from dledger.testing.doubles import ManualClock
 from tests.harness.broker import Broker
 from tests.harness.fake_group import BROKER, FakeConnection, FakeGroup

@@ -11,17 +11,15 @@ from dledger.broker_errors import TableFullError
 from dledger.commitlog.record import iter_records
 from dledger.group_api import OnBarrier
 from dledger.processors.destination import Destinations
-from dledger.remoting.access.accounts import INNER_TOPICS
 from dledger.remoting.processor import DEFERRED
 from dledger.remoting.protocol.codes import RequestCode, ResponseCode
 from dledger.remoting.protocol.command import RemotingCommand, request
-from dledger.remoting.protocol.pop_requests import (
-    QueryAssignmentResponseBody,
-)
+from dledger.remoting.protocol.pop_requests import QueryAssignmentResponseBody
 from dledger.remoting.protocol.receipt_handle import ReceiptHandle
+from dledger.remoting.protocol.topic_names import INNER_TOPICS, STATE_TOPIC
 from dledger.services.pop_grants import SET_ASIDE_S
 from dledger.state.pop import MAX_OUT_PER_QUEUE, RequestMode
-from dledger.state.topics import POP_QUEUE, STATE_TOPIC, TopicConfig
+from dledger.state.topics import POP_QUEUE, TopicConfig
 from dledger.testing.doubles import ManualClock
 from tests.harness.broker import Broker, topic_fields
 from tests.harness.fake_group import BROKER, FakeGroup
@@ -30,6 +28,7 @@ from tests.harness.pops import (
     ack,
     answer_of,
     bodies,
+    change,
     fields,
     handles,
     hold,
@@ -225,6 +224,23 @@ def test_due_message_does_not_wait_for_spent_ones(
         assert broker.group.state.max_offset("%DLQ%g", 0) == count
         pass_ms(broker, int(SET_ASIDE_S * 1000))
     assert set(broker.group.state.pops["g", "T", 0].out) == {300}
+
+
+def test_message_that_no_consumer_got_is_spent_by_none(broker: Broker) -> None:
+    """A proxy gives back what reached no client; the group allows one attempt alone."""
+    broker.make_topic("T", queues=1)
+    retries(broker.group, 0)
+    broker.group.put("T", 0, b"a")
+    for _ in range(3):
+        found = pop(broker)
+        assert bodies(found) == [(b"a", 0)]
+        assert change(broker, handles(found)[0], 1, unseen="true").code == 0
+        pass_ms(broker, 1)
+    assert change(broker, handles(pop(broker))[0], 1).code == 0
+    pass_ms(broker, 1)
+    assert pop(broker).code == ResponseCode.PULL_NOT_FOUND
+    broker.group.settle()
+    assert broker.group.state.max_offset("%DLQ%g", 0) == 1
 
 
 def test_filter_passes_over_other_tags(broker: Broker) -> None:

@@ -247,9 +247,7 @@ async def test_the_leader_answers_behind_the_read_barrier(filled: Broker) -> Non
     assert len(bodies(answers[0])) == 5
 
 
-async def test_follower_answers_what_it_has_never_nothing(
-    filled: Broker,
-) -> None:
+async def test_follower_answers_what_it_has_never_nothing(filled: Broker) -> None:
     filled.group.step_down("10.0.0.2:10911")
     assert len(bodies(await query(filled))) == 5
     answer = await query(filled, "x")

@@ -237,9 +237,7 @@ async def test_newest_connection_of_a_client_is_used(broker: Broker, clock: Manu
     assert (len(old.pushed), len(new.pushed)) == (1, 1)
 
 
-async def test_connection_follows_a_changed_client_id(
-    broker: Broker,
-) -> None:
+async def test_connection_follows_a_changed_client_id(broker: Broker) -> None:
     asker = Asker()
     heartbeat(broker, asker, "p", client_id="before")
     heartbeat(broker, asker, "p")

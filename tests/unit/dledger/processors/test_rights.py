@@ -12,27 +12,22 @@ import pytest
 
 from dledger.commitlog.disk import OsDisk
 from dledger.commitlog.entry import ENTRY_HEADER_BYTES
-from dledger.commitlog.properties import encode_properties
+from dledger.commitlog.properties import SCHEDULE_TOPIC, TIMER_TOPIC, encode_properties
 from dledger.processors.access import AccessProcessor
 from dledger.processors.admin import BrokerConfigProcessor
 from dledger.processors.handles import declared, topic_of_message_at
 from dledger.processors.raft import RaftChangeProcessor
 from dledger.processors.wiring import PROCESSORS, broker_rules
 from dledger.remoting.access.account_file import AccountStore
-from dledger.remoting.access.accounts import INNER_TOPICS, SIGNED, Permission, Right
+from dledger.remoting.access.accounts import SIGNED, Account, Permission, Right, topic_right
 from dledger.remoting.access.gate import AccessGate
+from dledger.remoting.access.policies import Policies, parse_entry
 from dledger.remoting.errors import AccessRefusedError, BadRequestError
 from dledger.remoting.processor import Limiter
 from dledger.remoting.processor_table import ProcessorTable
 from dledger.remoting.protocol.codes import RequestCode
 from dledger.remoting.protocol.command import RemotingCommand, request
-from dledger.state.topics import (
-    HALF_TOPIC,
-    OP_HALF_TOPIC,
-    SCHEDULE_TOPIC,
-    STATE_TOPIC,
-    TRANS_CHECK_MAX_TIME_TOPIC,
-)
+from dledger.remoting.protocol.topic_names import CLOSED_TOPICS, HALF_TOPIC, TRACE_TOPIC
 from dledger.testing.doubles import ManualClock
 from tests.harness.broker import Broker
 
@@ -97,39 +92,17 @@ def test_rights_keep_cluster_changes_for_administrators() -> None:
     """The whole list, so that none leaves it unnoticed."""
     found = {CODE(code).name for code, rule in RULES.items() if rule.admin}
     assert found == {
-        "UPDATE_AND_CREATE_TOPIC",
-        "UPDATE_AND_CREATE_TOPIC_LIST",
-        "DELETE_TOPIC_IN_BROKER",
-        "UPDATE_AND_CREATE_SUBSCRIPTIONGROUP",
-        "UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST",
-        "DELETE_SUBSCRIPTIONGROUP",
-        "UPDATE_BROKER_CONFIG",
-        "GET_BROKER_CONFIG",
-        "CLEAN_EXPIRED_CONSUMEQUEUE",
-        "CLEAN_UNUSED_TOPIC",
-        "DELETE_EXPIRED_COMMITLOG",
-        "CLONE_GROUP_OFFSET",
-        "CONSUME_MESSAGE_DIRECTLY",
-        "GET_ALL_CONSUMER_OFFSET",
-        "GET_ALL_DELAY_OFFSET",
-        "UPDATE_AND_CREATE_ACL_CONFIG",
-        "DELETE_ACL_CONFIG",
-        "GET_BROKER_CLUSTER_ACL_INFO",
-        "UPDATE_GLOBAL_WHITE_ADDRS_CONFIG",
-        "GET_BROKER_CLUSTER_ACL_CONFIG",
-        "AUTH_CREATE_USER",
-        "AUTH_UPDATE_USER",
-        "AUTH_DELETE_USER",
-        "AUTH_GET_USER",
-        "AUTH_LIST_USER",
-        "AUTH_CREATE_ACL",
-        "AUTH_UPDATE_ACL",
-        "AUTH_DELETE_ACL",
-        "AUTH_GET_ACL",
-        "AUTH_LIST_ACL",
-        "RAFT_CHANGE",
-        "SET_MESSAGE_REQUEST_MODE",
-        "GET_ALL_MESSAGE_REQUEST_MODE",
+        *("UPDATE_AND_CREATE_TOPIC", "UPDATE_AND_CREATE_TOPIC_LIST", "DELETE_TOPIC_IN_BROKER"),
+        *("UPDATE_AND_CREATE_SUBSCRIPTIONGROUP", "UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST"),
+        *("DELETE_SUBSCRIPTIONGROUP", "UPDATE_BROKER_CONFIG", "GET_BROKER_CONFIG"),
+        *("CLEAN_EXPIRED_CONSUMEQUEUE", "CLEAN_UNUSED_TOPIC", "DELETE_EXPIRED_COMMITLOG"),
+        *("CLONE_GROUP_OFFSET", "CONSUME_MESSAGE_DIRECTLY", "GET_ALL_CONSUMER_OFFSET"),
+        *("GET_ALL_DELAY_OFFSET", "UPDATE_AND_CREATE_ACL_CONFIG", "DELETE_ACL_CONFIG"),
+        *("GET_BROKER_CLUSTER_ACL_INFO", "UPDATE_GLOBAL_WHITE_ADDRS_CONFIG"),
+        *("GET_BROKER_CLUSTER_ACL_CONFIG", "AUTH_CREATE_USER", "AUTH_UPDATE_USER"),
+        *("AUTH_DELETE_USER", "AUTH_GET_USER", "AUTH_LIST_USER", "AUTH_CREATE_ACL"),
+        *("AUTH_UPDATE_ACL", "AUTH_DELETE_ACL", "AUTH_GET_ACL", "AUTH_LIST_ACL", "RAFT_CHANGE"),
+        *("SET_MESSAGE_REQUEST_MODE", "GET_ALL_MESSAGE_REQUEST_MODE"),
     }
 
 
@@ -244,7 +217,7 @@ def test_all_other_codes_need_a_signature_only() -> None:
 def test_rights_let_all_write_traces_and_some_read() -> None:
     assert rights(CODE.SEND_MESSAGE, {"topic": "RMQ_SYS_TRACE_TOPIC"}) == []
     pull = {"topic": "RMQ_SYS_TRACE_TOPIC", "consumerGroup": "g"}
-    assert topic("RMQ_SYS_TRACE_TOPIC", SUB) in rights(CODE.PULL_MESSAGE, pull)
+    assert topic("RMQ_SYS_TRACE_TOPIC", SUB, by_line=True) in rights(CODE.PULL_MESSAGE, pull)
 
 
 def test_producers_say_goodbye_without_a_group() -> None:
@@ -307,11 +280,70 @@ def test_the_topic_of_a_message_is_where_it_is_or_where_it_goes(broker: Broker) 
     plain = position_of(broker, "T", {})
     later = position_of(broker, SCHEDULE_TOPIC, {"DELAY": "1", "REAL_TOPIC": "U", "REAL_QID": "0"})
     half = position_of(broker, HALF_TOPIC, {"REAL_TOPIC": "V"})
+    timed = position_of(broker, TIMER_TOPIC, {"REAL_TOPIC": "W", "TIMER_OUT_MS": "1000"})
     topic_at = topic_of_message_at(broker.group)
-    assert [topic_at(position) for position in (plain, later, half)] == ["T", "U", "V"]
+    assert [topic_at(each) for each in (plain, later, half, timed)] == ["T", "U", "V", "W"]
     assert [topic_at(position) for position in (plain + 1, -1, 1 << 62)] == [None] * 3
 
 
-def test_topics_that_no_default_grants_are_the_brokers() -> None:
-    own = {STATE_TOPIC, SCHEDULE_TOPIC, HALF_TOPIC, OP_HALF_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC}
-    assert own == INNER_TOPICS
+OF_OTHERS = sorted(
+    CLOSED_TOPICS
+    | {TRACE_TOPIC, "rmq_sys_x", "Rmq_Sys_X", "Default_REPLY_TOPIC", "%RETRY%denied", "%DLQ%denied"}
+)
+FREE = {
+    TRACE_TOPIC: {
+        *(CODE.SEND_MESSAGE, CODE.SEND_MESSAGE_V2, CODE.SEND_BATCH_MESSAGE, CODE.SEND_RECORDS),
+    },
+    "Default_REPLY_TOPIC": {CODE.SEND_REPLY_MESSAGE, CODE.SEND_REPLY_MESSAGE_V2},
+}
+"""Every account may write there."""
+
+
+def about(value: Any, topic_name: str) -> Any:
+    """Return a request's fields with *topic_name* in place of each topic."""
+    if isinstance(value, dict):
+        return {
+            key: topic_name if key in ("topic", "b", "t") else about(each, topic_name)
+            for key, each in value.items()
+        }
+    if isinstance(value, list):
+        return [about(each, topic_name) for each in value]
+    return topic_name if value in ("T", "U") else value
+
+
+@pytest.mark.parametrize("name", OF_OTHERS)
+def test_defaults_grant_nothing_that_holds_what_is_denied(name: str) -> None:
+    """Every topic with messages of others, and every code that names a topic or a message."""
+    account = Account(
+        "reader-key",
+        "0123456789",
+        default_topic=PUB | SUB,
+        default_group=SUB,
+        topics={"T": Permission.DENY},
+        groups={"denied": Permission.DENY},
+    )
+    rules = broker_rules(lambda _: name, "Default")
+    granted = set()
+    for code, (ext, body, expected) in WITH_RIGHTS.items():
+        if not all(right.is_group for right in expected) or "topic" in ext or "b" in ext:
+            encoded = msgspec.json.encode(about(body, name))
+            found = rules[code].rights
+            assert found is not None
+            if all(map(account.allows, found(request(code, about(ext, name), encoded)))):
+                granted.add(code)
+    assert granted == FREE.get(name, set())
+
+
+def test_dead_letters_follow_their_line_then_their_group() -> None:
+    letters = topic_right("%DLQ%g", SUB)
+    secret = "0123456789"
+    watching = Account("watcher", secret, topics={"%DLQ%g": SUB})
+    assert watching.allows(letters)
+    assert not watching.allows(Right("g", SUB, is_group=True))
+    assert not watching.allows(topic_right("%DLQ%g", PUB))
+    assert Account("consumer", secret, groups={"g": SUB}).allows(letters)
+    assert not Account("another", secret, default_topic=PUB | SUB).allows(letters)
+    denied = Account("denied-one", secret, groups={"g": SUB}, topics={"%DLQ%g": Permission.DENY})
+    assert not denied.allows(letters)
+    every = parse_entry("Custom", "Topic:*", ["All"], [], "Allow")
+    assert not Account("policies", secret, policies=Policies([every])).allows(letters)

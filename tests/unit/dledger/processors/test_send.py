@@ -12,11 +12,12 @@ from dledger.broker_errors import PendingFullError
 from dledger.commitlog.errors import DiskFullError
 from dledger.commitlog.message_batch import BatchItem, encode_batch
 from dledger.commitlog.message_id import decode_offset_message_id
+from dledger.commitlog.properties import SCHEDULE_TOPIC
 from dledger.commitlog.record import Record, decode_record
 from dledger.remoting.processor import DEFERRED
 from dledger.remoting.protocol.codes import RequestCode
 from dledger.remoting.protocol.command import RemotingCommand, request
-from dledger.state.topics import NOT_ALLOWED_SEND_TOPICS, SCHEDULE_TOPIC
+from dledger.remoting.protocol.topic_names import CLOSED_TOPICS
 from dledger.testing.doubles import EPOCH_MS, ManualClock
 from tests.harness.broker import Broker
 from tests.harness.fake_group import BROKER, FakeConnection, FakeGroup
@@ -30,37 +31,20 @@ LONG = dict(
     zip(
         _NAMES,
         [
-            "producerGroup",
-            "topic",
-            "defaultTopic",
-            "defaultTopicQueueNums",
-            "queueId",
-            "sysFlag",
-            "bornTimestamp",
-            "flag",
-            "properties",
-            "reconsumeTimes",
-            "maxReconsumeTimes",
-            "batch",
+            "producerGroup", "topic", "defaultTopic", "defaultTopicQueueNums", "queueId", "sysFlag",
+            "bornTimestamp", "flag", "properties", "reconsumeTimes", "maxReconsumeTimes", "batch",
         ],
         strict=True,
     )
-)
+)  # fmt: skip
 
 
 def ext(names: dict[str, str] = V2, /, **changes: Any) -> dict[str, str]:
     values = {
-        "producer_group": "p",
-        "topic": "T",
-        "default_topic": "TBW102",
-        "queues": "4",
-        "queue_id": "1",
-        "sys_flag": "0",
-        "born": "1699999999000",
-        "flag": "77",
-        "properties": "TAGS\x01TagA\x02UNIQ_KEY\x01ABC\x02",
-        **changes,
-    }
+        "producer_group": "p", "topic": "T", "default_topic": "TBW102", "queues": "4",
+        "queue_id": "1", "sys_flag": "0", "born": "1699999999000", "flag": "77",
+        "properties": "TAGS\x01TagA\x02UNIQ_KEY\x01ABC\x02", **changes,
+    }  # fmt: skip
     return {names[name]: value for name, value in values.items()}
 
 
@@ -100,11 +84,8 @@ def test_properties_without_the_last_separator_are_kept_whole(broker: Broker) ->
     broker.make_topic()
     send(broker, properties="UNIQ_KEY\x01K\x02KEYS\x01a b\x02WAIT\x01false")
     assert stored(broker.group, "T", 1).property_map == {
-        "UNIQ_KEY": "K",
-        "KEYS": "a b",
-        "WAIT": "false",
-        "CLUSTER": "DefaultCluster",
-    }
+        "UNIQ_KEY": "K", "KEYS": "a b", "WAIT": "false", "CLUSTER": "DefaultCluster",
+    }  # fmt: skip
 
 
 def test_send_adds_uniq_key_and_strips_pop_ck(broker: Broker) -> None:
@@ -209,9 +190,17 @@ def test_refused_send_names_its_reason_and_stores_nothing(
     assert broker.group.log.last_index == before
 
 
-@pytest.mark.parametrize("topic", sorted(NOT_ALLOWED_SEND_TOPICS))
+@pytest.mark.parametrize("topic", sorted(CLOSED_TOPICS))
 def test_topics_of_the_broker_are_not_for_clients(broker: Broker, topic: str) -> None:
     assert send(broker, topic=topic, queue_id="0").code == 16
+
+
+@pytest.mark.parametrize(
+    ("topic", "code"), [("rmq_sys_any", 17), ("RMQ_SYS_ANY", 17), ("RMQ_SYS_TRACE_TOPIC", 0)]
+)
+def test_no_send_makes_a_topic_of_a_reserved_name(broker: Broker, topic: str, code: int) -> None:
+    assert send(broker, topic=topic, queue_id="0").code == code
+    assert (broker.group.state.topic_config(topic) is None) == (code != 0)
 
 
 ORDER: list[tuple[dict[str, str], bytes, int]] = [
@@ -294,12 +283,9 @@ def test_a_delayed_message_waits_in_the_schedule_topic(
     assert response.ext["queueId"] == "1"
     record = stored(broker.group, SCHEDULE_TOPIC, level - 1)
     assert record.property_map == {
-        "UNIQ_KEY": "K",
-        "DELAY": asked,
-        "CLUSTER": "DefaultCluster",
-        "REAL_TOPIC": "T",
+        "UNIQ_KEY": "K", "DELAY": asked, "CLUSTER": "DefaultCluster", "REAL_TOPIC": "T",
         "REAL_QID": "1",
-    }
+    }  # fmt: skip
     assert broker.group.state.max_offset("T", 1) == 0
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from dledger.commitlog.entry import Run
 from dledger.commitlog.message_id import decode_offset_message_id
+from dledger.commitlog.properties import SCHEDULE_TOPIC
 from dledger.commitlog.record import (
     SYS_FLAG_COMMIT,
     SYS_FLAG_TRANSACTION_MASK,
@@ -17,9 +18,10 @@ from dledger.commitlog.record import (
 )
 from dledger.remoting.protocol.codes import RequestCode, ResponseCode
 from dledger.remoting.protocol.command import RemotingCommand
+from dledger.remoting.protocol.topic_names import STATE_TOPIC
 from dledger.services.delayed_message import queue_of_level
 from dledger.state.state_record import SubscriptionGroupsChange, state_batch
-from dledger.state.topics import SCHEDULE_TOPIC, STATE_TOPIC, TOPICS_QUEUE, SubscriptionGroupConfig
+from dledger.state.topics import TOPICS_QUEUE, SubscriptionGroupConfig
 from dledger.testing.doubles import ManualClock
 from tests.harness.broker import Broker
 from tests.harness.fake_group import CLUSTER, FakeGroup, batch_of

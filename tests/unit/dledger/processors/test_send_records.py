@@ -13,7 +13,7 @@ from dledger.processors.send_records import _MARKS, SEARCHED_BYTES, _may_be_mark
 from dledger.remoting.processor import DEFERRED
 from dledger.remoting.protocol.codes import RequestCode
 from dledger.remoting.protocol.command import RemotingCommand, SerializeType, request
-from dledger.state.topics import STATE_TOPIC
+from dledger.remoting.protocol.topic_names import STATE_TOPIC
 from dledger.testing.doubles import EPOCH_MS
 from tests.harness.broker import Broker
 from tests.harness.fake_group import STORE_HOST, over_the_wire

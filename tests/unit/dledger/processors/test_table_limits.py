@@ -128,9 +128,7 @@ def test_retries_of_a_known_group_have_their_topic_in_any_case(broker: Broker) -
     assert broker.group.state.topic_config("%RETRY%g") is not None
 
 
-def test_offsets_over_the_limit_are_refused(
-    broker: Broker,
-) -> None:
+def test_offsets_over_the_limit_are_refused(broker: Broker) -> None:
     for number in range(3):
         create(broker, f"T{number}")
     assert [commit(broker, "g", f"T{number}").code for number in range(2)] == [0, 0]

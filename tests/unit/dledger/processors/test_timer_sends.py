@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from dledger.commitlog.message_batch import BatchItem, encode_batch
+from dledger.commitlog.properties import SCHEDULE_TOPIC, TIMER_TOPIC
 from dledger.commitlog.record import Record, decode_record
 from dledger.remoting.errors import BadRequestError
 from dledger.remoting.processor import DEFERRED
@@ -15,7 +16,6 @@ from dledger.remoting.protocol.command import RemotingCommand, request
 from dledger.remoting.protocol.headers import RecallHandle
 from dledger.remoting.protocol.outcome import OUTCOME_FIELD, RETRIABLE_FIELD
 from dledger.state.state_record import TimersChange, state_batch
-from dledger.state.topics import SCHEDULE_TOPIC, TIMER_TOPIC
 from dledger.testing.doubles import EPOCH_MS, ManualClock
 from tests.harness.broker import Broker
 from tests.harness.fake_group import BROKER, FakeGroup

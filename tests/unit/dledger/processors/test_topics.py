@@ -80,6 +80,10 @@ def test_asking_for_what_is_there_already_makes_no_entry(broker: Broker) -> None
         ({"topic": "TBW102"}, "system topic"),
         ({"topic": "RMQ_SYS_DLEDGER_STATE"}, "system topic"),
         ({"topic": "RMQ_SYS_ANY"}, "system topic"),
+        ({"topic": "rmq_sys_any"}, "system topic"),
+        ({"topic": "Rmq_Sys_Any"}, "system topic"),
+        ({"topic": "TRANS_CHECK_MAX_TIME_TOPIC"}, "system topic"),
+        ({"topic": "%DLQ%DLEDGER_SET_ASIDE"}, "system topic"),
         ({"readQueueNums": 0}, "readQueueNums 0"),
         ({"writeQueueNums": 70_000}, "writeQueueNums 70000"),
         ({"perm": 99}, "perm 99"),
@@ -128,7 +132,7 @@ def test_topic_made_again_takes_messages_once_it_is_there(broker: Broker) -> Non
     assert broker.group.state.topics["T"].attributes == {"a": "1", "b": "1"}
 
 
-@pytest.mark.parametrize("topic", ["TBW102", "RMQ_SYS_DLEDGER_STATE", " "])
+@pytest.mark.parametrize("topic", ["TBW102", "RMQ_SYS_DLEDGER_STATE", "rmq_sys_any", " "])
 def test_system_topics_stay(broker: Broker, topic: str) -> None:
     assert broker.call(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": topic}).code == 1
 

@@ -13,14 +13,9 @@ from dledger.processors import send
 from dledger.remoting.processor import DEFERRED
 from dledger.remoting.protocol.codes import RequestCode
 from dledger.remoting.protocol.command import RemotingCommand, request
+from dledger.remoting.protocol.topic_names import HALF_TOPIC, OP_HALF_TOPIC, STATE_TOPIC
 from dledger.state.state_record import TopicsChange, TransactionsChange, decode_change, state_batch
-from dledger.state.topics import (
-    HALF_TOPIC,
-    OP_HALF_TOPIC,
-    STATE_TOPIC,
-    TRANSACTIONS_QUEUE,
-    TopicConfig,
-)
+from dledger.state.topics import TRANSACTIONS_QUEUE, TopicConfig
 from dledger.state.transactions import TransactionDecision, TransactionTable
 from dledger.testing.doubles import ManualClock
 from tests.harness.broker import Broker

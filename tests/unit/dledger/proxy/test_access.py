@@ -15,7 +15,8 @@ from dledger.proxy.caller import Caller
 from dledger.proxy.config import ProxyConfig
 from dledger.proxy.status import RefusedError
 from dledger.remoting.access.account_file import AccountStore
-from dledger.remoting.access.accounts import INNER_TOPICS, Right
+from dledger.remoting.access.accounts import Right
+from dledger.remoting.protocol.topic_names import CLOSED_TOPICS, TRACE_TOPIC
 
 ORDERS = pb.Resource(name="Orders")
 CLERKS = pb.Resource(name="clerks")
@@ -33,6 +34,7 @@ groups = {clerks = "SUB"}
 secret_key = "a secret of some length"
 default_topic_perm = "PUB|SUB"
 default_group_perm = "SUB"
+groups = {denied = "DENY"}
 """
 
 
@@ -146,7 +148,7 @@ def test_call_has_its_right_or_is_refused(
     assert refusal(access, request_, caller(), name) == code
 
 
-@pytest.mark.parametrize("topic", sorted(INNER_TOPICS))
+@pytest.mark.parametrize("topic", sorted({*CLOSED_TOPICS, TRACE_TOPIC, "rmq_sys_x", "%DLQ%denied"}))
 def test_no_default_grants_a_topic_of_the_broker(access: Access, topic: str) -> None:
     named = pb.Resource(name=topic)
     queue = pb.MessageQueue(topic=named, id=0, broker=pb.Broker(name="broker-a"))

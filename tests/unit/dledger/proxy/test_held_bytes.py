@@ -11,15 +11,14 @@ from structlog.testing import capture_logs
 
 from dledger.aio.guest import Guest
 from dledger.proxy import messaging_pb2 as pb
-from dledger.proxy.caller import Caller
+from dledger.proxy import server
+from dledger.proxy.caller import HOST_SHARE, REQUEST_MESSAGE_BYTES_MAX, Caller, HeldBytes
 from dledger.proxy.metrics import CallMetrics
 from dledger.proxy.open_receives import Received
 from dledger.proxy.server import (
     COMMANDS_BYTES_MAX,
-    HOST_SHARE,
     REQUEST_BYTES_MAX,
     UNREAD_BYTES_MAX,
-    HeldBytes,
     _Commands,
     _Handlers,
 )
@@ -49,7 +48,8 @@ def test_much_that_is_unread_refuses_more(
         cast(MessagingService, OneReceive()), cast(Guest, guest), CallMetrics(ManualClock())
     )
     handlers._unread.count(host, held_bytes)
-    asyncio.run(handlers.table()[name].unary_stream(ASKED, context))
+    handle = handlers._receive if name == "ReceiveMessage" else handlers._pull
+    asyncio.run(handle(cast(Any, ASKED), context))
     codes = [each.status.code for each in context.written if each.HasField("status")]
     assert codes == ([] if code is None else [code])
     assert len(context.written) == (3 if code is None else 1)
@@ -85,19 +85,32 @@ class HeldSend(OneReceive):
         pass
 
 
-class Commands(Context):
-    """A stream that brings one command, and ends when something was written."""
+class Reading(Context):
+    """A call whose request is read; a stream ends when something was written.
 
-    def __init__(self, command: pb.TelemetryCommand) -> None:
+    Attributes:
+        reads: How often the program asked for a request; with *is_unfinished* none ever comes.
+        aborted: With what the program ended it.
+    """
+
+    def __init__(self, asked: Any, *, is_unfinished: bool = False) -> None:
         super().__init__(ends_at=9)
-        self._commands = [command]
+        self.reads, self.aborted = 0, grpc.StatusCode.OK
+        self._asked, self._is_unfinished = [asked], is_unfinished
 
     async def read(self) -> Any:
-        if self._commands:
-            return self._commands.pop()
+        self.reads += 1
+        if self._is_unfinished:
+            await asyncio.Event().wait()
+        if self._asked:
+            return self._asked.pop()
         while not self.written:
             await asyncio.sleep(0)
         return grpc.aio.EOF
+
+    async def abort(self, code: grpc.StatusCode, _details: str) -> None:
+        self.aborted = code
+        raise grpc.aio.AbortError
 
 
 def held_send() -> tuple[HeldSend, _Handlers]:
@@ -112,51 +125,74 @@ def held_send() -> tuple[HeldSend, _Handlers]:
 REQUEST = b"x" * 4096
 
 
-async def code_of(handlers: _Handlers, name: str) -> int:
-    """Make a call whose request has 4 KiB and return the code of its answer."""
+BODY = pb.Message(body=REQUEST)
+FILTER = pb.FilterExpression(expression=REQUEST.decode())
+CALLS: dict[str, Any] = {
+    "SendMessage": pb.SendMessageRequest(messages=[BODY]),
+    "ReceiveMessage": pb.ReceiveMessageRequest(filter_expression=FILTER),
+    "PullMessage": pb.PullMessageRequest(filter_expression=FILTER),
+    "Telemetry": pb.TelemetryCommand(verify_message_command=pb.VerifyMessageCommand(message=BODY)),
+}
+
+
+async def made(handlers: _Handlers, name: str, context: Reading) -> None:
     handler = handlers.table()[name]
-    if name == "SendMessage":
-        message = pb.Message(body=REQUEST)
-        sent = await handler.unary_unary(pb.SendMessageRequest(messages=[message]), Context(9))
-        return int(sent.status.code)
-    if name == "Telemetry":
-        message = pb.Message(body=REQUEST)
-        stream = Commands(
-            pb.TelemetryCommand(verify_message_command=pb.VerifyMessageCommand(message=message))
-        )
-        await handler.stream_stream(None, stream)
-        return int(stream.written[0].status.code)
-    context = Context(ends_at=9)
-    asked = pb.ReceiveMessageRequest(
-        filter_expression=pb.FilterExpression(expression=REQUEST.decode())
-    )
-    if name == "PullMessage":
-        asked = pb.PullMessageRequest(filter_expression=asked.filter_expression)
-    await handler.unary_stream(asked, context)
-    return int(context.written[0].status.code) or pb.OK
+    await (handler.stream_unary or handler.stream_stream)(None, context)
 
 
+SHARE = REQUEST_BYTES_MAX // HOST_SHARE
+
+
+@pytest.mark.parametrize("name", CALLS)
 @pytest.mark.parametrize(
-    ("held_bytes", "host", "code"),
+    ("held_bytes", "host", "waits"),
     [
-        (REQUEST_BYTES_MAX // HOST_SHARE - 1, "127.0.0.1", pb.OK),
-        (REQUEST_BYTES_MAX // HOST_SHARE, "127.0.0.1", pb.TOO_MANY_REQUESTS),
-        (REQUEST_BYTES_MAX // HOST_SHARE, "10.0.0.1", pb.OK),
-        (REQUEST_BYTES_MAX, "10.0.0.1", pb.TOO_MANY_REQUESTS),
+        (SHARE - REQUEST_MESSAGE_BYTES_MAX, "127.0.0.1", False),
+        (SHARE - REQUEST_MESSAGE_BYTES_MAX + 1, "127.0.0.1", True),
+        (SHARE, "10.0.0.1", False),
+        (REQUEST_BYTES_MAX - REQUEST_MESSAGE_BYTES_MAX + 1, "10.0.0.1", True),
     ],
     ids=["less", "of the host", "of another host", "of all"],
 )
-@pytest.mark.parametrize("name", ["SendMessage", "ReceiveMessage", "PullMessage", "Telemetry"])
-def test_much_under_way_refuses_more_requests(
-    name: str, held_bytes: int, host: str, code: int
+def test_request_is_read_when_its_host_has_its_turn(
+    name: str, held_bytes: int, host: str, waits: bool
 ) -> None:
+    """What is not read yet is in no buffer: gRPC takes a request whole once it is asked for."""
     service, handlers = held_send()
     handlers._requests.count(host, held_bytes)
-    assert asyncio.run(code_of(handlers, name)) == code
-    size_bytes = [seen - held_bytes for seen in service.seen]
-    assert len(size_bytes) == (code == pb.OK)
-    assert all(len(REQUEST) < size < len(REQUEST) + 64 for size in size_bytes)
-    assert handlers._requests.used_bytes == held_bytes
+    context = Reading(CALLS[name])
+
+    async def run() -> None:
+        call = asyncio.create_task(made(handlers, name, context))
+        for _ in range(9):
+            await asyncio.sleep(0)
+        assert (context.reads == 0) is waits
+        if waits:
+            handlers._requests.count(host, -held_bytes)
+        await call
+        assert handlers._requests.used_bytes == (0 if waits else held_bytes)
+
+    asyncio.run(run())
+    (seen,) = service.seen
+    is_held = name != "ReceiveMessage"
+    assert 0 <= seen - (0 if waits else held_bytes) - is_held * len(REQUEST) < 64
+    assert handlers._receives.used_bytes == 0
+
+
+@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("held_bytes", [0, SHARE], ids=["unfinished", "without a turn"])
+def test_request_that_does_not_come_ends_its_call(
+    name: str, held_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "READ_S", 0.0)
+    service, handlers = held_send()
+    handlers._requests.count("127.0.0.1", held_bytes)
+    context = Reading(CALLS[name], is_unfinished=True)
+    with pytest.raises(grpc.aio.AbortError):
+        asyncio.run(made(handlers, name, context))
+    assert context.aborted == grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert (service.seen, handlers._requests.used_bytes) == ([], held_bytes)
+    assert handlers._requests._waiting.keys() <= {"127.0.0.1"}
 
 
 def test_answer_without_space_comes_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,11 +11,11 @@ import trio
 from dledger.aio.guest import Guest
 from dledger.commitlog.record import decode_record, encode_record
 from dledger.proxy import messaging_pb2 as pb
-from dledger.proxy.caller import Caller
+from dledger.proxy.caller import HOST_SHARE, Caller, HeldBytes
 from dledger.proxy.messages import duration
 from dledger.proxy.metrics import CallMetrics
 from dledger.proxy.open_receives import Received
-from dledger.proxy.server import HOST_SHARE, RECEIVE_BYTES_MIN, HeldBytes, _Handlers
+from dledger.proxy.server import RECEIVE_BYTES_MIN, _Handlers
 from dledger.proxy.service import MessagingService
 from dledger.remoting.protocol.codes import RequestCode
 from tests.harness.pop_group import Fault, PopGroup
@@ -48,7 +48,7 @@ def store(world: World, count: int = 1) -> None:
 
 async def leave(handlers: _Handlers, asked: pb.ReceiveMessageRequest, count: int) -> None:
     """Let *count* clients wait for messages and end together."""
-    handler = handlers.table()["ReceiveMessage"].unary_stream
+    handler = handlers._receive
     async with trio.open_nursery() as nursery:
         for _ in range(count):
             nursery.start_soon(TrioCall().make, handler, asked)
@@ -68,7 +68,7 @@ async def test_message_is_spent_by_no_receive_that_was_left(
     received = await service.receive_message(ASKED, Caller("c"))
     if not received.messages:
         received = await service.receive_message(ASKED, Caller("c"))
-    assert [each.delivery_attempt for each in received.messages] == [3]
+    assert [each.delivery_attempt for each in received.messages] == [1]
     assert pops.dead == set()
     assert trio.current_time() < 1.5 * HOLD_S
 
@@ -82,7 +82,7 @@ async def test_receive_that_was_left_alone_costs_no_time(
     pops.move()
     began_s = trio.current_time()
     received = await service.receive_message(ASKED, Caller("c"))
-    assert [each.delivery_attempt for each in received.messages] == [2]
+    assert [each.delivery_attempt for each in received.messages] == [1]
     assert trio.current_time() - began_s < 1
 
 
@@ -96,22 +96,22 @@ async def test_request_is_held_until_brokers_have_answered(
     asked.attempt_id = "x" * 100_000
     await leave(handlers, asked, 3)
     assert pops.waiting == 3
-    assert handlers._requests.used_bytes == 3 * asked.ByteSize()
+    assert handlers._receives.used_bytes == 3 * asked.ByteSize()
     await trio.sleep(HOLD_S)
-    assert handlers._requests.used_bytes == 0
+    assert handlers._receives.used_bytes == 0
     assert service._open_receives.left == 0
 
 
 async def test_receives_that_were_left_are_bounded(world: World, handlers: _Handlers) -> None:
     pops = PopGroup(world.groups["g"])
-    handlers._requests = HeldBytes(HOST_SHARE * 5 * RECEIVE_BYTES_MIN)
+    handlers._receives = HeldBytes(HOST_SHARE * 5 * RECEIVE_BYTES_MIN)
     await leave(handlers, ASKED, 9)
     assert pops.waiting == 5
     call = TrioCall()
-    await call.make(handlers.table()["ReceiveMessage"].unary_stream, ASKED)
+    await call.make(handlers._receive, ASKED)
     assert [each.status.code for each in call.written] == [pb.TOO_MANY_REQUESTS]
     await trio.sleep(HOLD_S)
-    assert handlers._requests.used_bytes == 0
+    assert handlers._receives.used_bytes == 0
 
 
 async def test_message_that_was_renewed_is_given_back(
@@ -125,7 +125,7 @@ async def test_message_that_was_renewed_is_given_back(
     )
     call = TrioCall(read_s=20.0)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(call.make, handlers.table()["ReceiveMessage"].unary_stream, asked)
+        nursery.start_soon(call.make, handlers._receive, asked)
         for _ in range(5):
             await trio.sleep(9.5)
             service.clients.heard("c", trio.current_time())

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import zlib
 from typing import Any, cast
 
 import pytest
+import trio
 
 from dledger.aio.guest import Guest
 from dledger.commitlog.properties import encode_properties
 from dledger.commitlog.record import encode_record
 from dledger.proxy import messaging_pb2 as pb
 from dledger.proxy.caller import Caller
+from dledger.proxy.messages import CARRIED_BODY_BYTES_MAX, MAX_MESSAGE_BYTES
 from dledger.proxy.metrics import CallMetrics
 from dledger.proxy.open_receives import Received
+from dledger.proxy.receives import BODIES_BYTES_MAX
 from dledger.proxy.server import _Handlers
 from dledger.proxy.service import MessagingService
 from dledger.remoting.protocol.codes import RequestCode
 from dledger.remoting.protocol.command import RemotingCommand, response_to
+from dledger.remoting.protocol.own_fields import UNSEEN_FIELD
 from dledger.remoting.protocol.pop_requests import PopMessageResponseHeader, encode_offsets
 from dledger.testing.doubles import ManualClock
 from tests.unit.client.fake_cluster import World
@@ -59,11 +64,12 @@ def bodies(received: Received) -> list[bytes]:
 
 UNREADABLE = [
     record(1, body=b"no zlib", sys_flag=ZLIB_FLAG),
+    record(1, body=zlib.compress(bytes(CARRIED_BODY_BYTES_MAX + 1)), sys_flag=ZLIB_FLAG),
     record(1, properties=encode_properties({"TIMER_OUT_MS": "9" * 40})),
 ]
 
 
-@pytest.mark.parametrize("unreadable", UNREADABLE, ids=["body", "time"])
+@pytest.mark.parametrize("unreadable", UNREADABLE, ids=["body", "size", "time"])
 async def test_unreadable_message_keeps_back_no_other(
     world: World, service: MessagingService, unreadable: bytes
 ) -> None:
@@ -83,6 +89,38 @@ async def test_batch_of_unreadable_messages_has_a_code(
     assert bodies(received) == []
     assert [each.status.code for each in received.answers] == [pb.MESSAGE_CORRUPTED]
     assert len(service._renewals.table) == 0
+
+
+async def test_largest_body_goes_out_as_one_answer(world: World, service: MessagingService) -> None:
+    names = "".join(f"{number:04x}\x01\ufffd\x02" for number in range(3_500))
+    packed = zlib.compress(bytes(CARRIED_BODY_BYTES_MAX))
+    hand_out(world, record(0, body=packed, sys_flag=ZLIB_FLAG, properties=names.encode()))
+    received = await service.receive_message(ASKED, Caller("c", time_left_s=8.0))
+    assert len(received.answers[1].message.user_properties) == 3_500
+    assert received.answers[1].ByteSize() <= MAX_MESSAGE_BYTES
+
+
+async def test_bodies_of_a_receive_are_bounded_unpacked(
+    world: World, service: MessagingService
+) -> None:
+    """What is behind the bound goes back at once, and is no attempt."""
+    asked: list[RemotingCommand] = []
+
+    def change(command: RemotingCommand) -> RemotingCommand:
+        asked.append(command)
+        return response_to(
+            command, 0, None, {"popTime": "1", "invisibleTime": "1", "reviveQid": "1"}
+        )
+
+    for broker in world.groups["g"].brokers:
+        broker.on(RequestCode.CHANGE_MESSAGE_INVISIBLETIME, change)
+    packed = zlib.compress(bytes(BODIES_BYTES_MAX // 2))
+    hand_out(world, *(record(at, body=packed, sys_flag=ZLIB_FLAG) for at in range(5)))
+    received = await service.receive_message(ASKED, Caller("c", time_left_s=8.0))
+    assert [each.queue_offset for each in received.messages] == [0, 1]
+    await trio.sleep(1)
+    assert sorted(each.ext["offset"] for each in asked) == ["2", "3", "4"]
+    assert {each.ext[UNSEEN_FIELD] for each in asked} == {"true"}
 
 
 @pytest.mark.parametrize(

@@ -188,11 +188,8 @@ def test_a_wiped_voter_joins_catches_up_and_takes_its_own_place() -> None:
         members = after
         steps.append(" ".join(f"{m.incarnation}:{m.standing}" for m in members.members))
     assert steps == [
-        "a:voter b:voter new:learner c:voter",
-        "wait",
-        "a:voter new:learner c:voter",
-        "a:voter new:voter c:voter",
-        "wait",
+        *("a:voter b:voter new:learner c:voter", "wait", "a:voter new:learner c:voter"),
+        *("a:voter new:voter c:voter", "wait"),
     ]
     assert members.addresses("n1") == [("new", 5)]
 

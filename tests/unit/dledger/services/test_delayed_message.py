@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dledger.broker_errors import PropertyUnreadableError
+from dledger.commitlog.properties import TIMER_TOPIC
 from dledger.commitlog.record import MAX_TOPIC_V1_BYTES, decode_record, encode_record, pack_host
 from dledger.services.delayed_message import (
     deliver,
@@ -16,7 +17,6 @@ from dledger.services.delayed_message import (
     without_timer,
 )
 from dledger.services.stored_record import StoredBytes, StoredRecord
-from dledger.state.topics import TIMER_TOPIC
 
 NOW_MS = 1_700_000_000_123
 
@@ -65,19 +65,11 @@ def test_the_properties_that_do_not_count_are_cleared() -> None:
 def test_what_is_delivered_is_the_message_with_its_properties(topic: str, host: str) -> None:
     properties = timed_properties(b"UNIQ_KEY\x01K\x02", topic, 3, 5000)
     scheduled = encode_record(
-        topic=TIMER_TOPIC,
-        queue_id=0,
-        body=b"hello",
-        properties=properties,
-        flag=9,
-        sys_flag=1,
+        topic=TIMER_TOPIC, queue_id=0, body=b"hello", properties=properties, flag=9, sys_flag=1,
         born_timestamp_ms=123,
         born_host=pack_host(host, 5),
-        reconsume_times=2,
-        queue_offset=77,
-        phy_offset=88,
-        store_timestamp_ms=99,
-    )
+        reconsume_times=2, queue_offset=77, phy_offset=88, store_timestamp_ms=99,
+    )  # fmt: skip
     delivery = delivered_message(StoredBytes(memoryview(scheduled)))
     assert (delivery.topic, delivery.queue_id) == (topic, 3)
     made = decode_record(delivery.record)
@@ -100,9 +92,6 @@ def test_a_rolled_message_is_the_same_and_counts_how_often() -> None:
     made = decode_record(twice.record)
     assert bytes(made.body) == b"hello"
     assert made.property_map == {
-        "UNIQ_KEY": "K",
-        "REAL_TOPIC": "T",
-        "REAL_QID": "3",
-        "TIMER_OUT_MS": "5000",
+        "UNIQ_KEY": "K", "REAL_TOPIC": "T", "REAL_QID": "3", "TIMER_OUT_MS": "5000",
         "TIMER_ROLL_TIMES": "2",
-    }
+    }  # fmt: skip

@@ -9,6 +9,7 @@ import pytest
 from dledger.broker_errors import UnprocessableMessageError
 from dledger.commitlog.entry import Run
 from dledger.commitlog.record import decode_record, encode_record, pack_host
+from dledger.remoting.protocol.topic_names import HALF_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC
 from dledger.services.half_message import (
     MAX_IMMUNITY_S,
     HalfMessage,
@@ -17,7 +18,6 @@ from dledger.services.half_message import (
     is_half,
 )
 from dledger.services.stored_record import StoredRecord
-from dledger.state.topics import HALF_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC
 
 GIVEN = b"UNIQ_KEY\x01ABC\x02TRAN_MSG\x01true\x02PGROUP\x01pg\x02TAGS\x01A\x02"
 STORED = GIVEN + b"REAL_TOPIC\x01T\x02REAL_QID\x012\x02"

@@ -11,10 +11,10 @@ import pytest
 import trio
 
 from dledger.commitlog.errors import CorruptStoreError
-from dledger.commitlog.properties import MAX_PROPERTIES_BYTES
+from dledger.commitlog.properties import MAX_PROPERTIES_BYTES, SCHEDULE_TOPIC, TIMER_TOPIC
+from dledger.remoting.protocol.topic_names import HALF_TOPIC, SET_ASIDE_TOPIC
 from dledger.services.delayed_message import due_ms, timed_properties, with_real_destination
 from dledger.services.leader_loop import DAMAGE_FINAL_S
-from dledger.state.topics import HALF_TOPIC, SCHEDULE_TOPIC, SET_ASIDE_TOPIC, TIMER_TOPIC
 from tests.harness.leader_services import DAY_S, LeaderServices
 from tests.harness.rotten import flip_bit
 

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 import trio
 
+from dledger.commitlog.properties import SCHEDULE_TOPIC
 from dledger.remoting.protocol.codes import RequestCode
-from dledger.state.topics import RETRY_PREFIX, SCHEDULE_TOPIC, SET_ASIDE_TOPIC
+from dledger.remoting.protocol.topic_names import RETRY_PREFIX, SET_ASIDE_TOPIC
 from tests.harness.leader_services import DAY_S, LeaderServices
 
 RETRY = RETRY_PREFIX + "g"

@@ -13,11 +13,11 @@ from dledger.broker_errors import NotLeaderError
 from dledger.commitlog.derive import DEFAULT_DELAY_MS
 from dledger.commitlog.entry import RecordBatch
 from dledger.commitlog.errors import InvariantBroken
+from dledger.commitlog.properties import SCHEDULE_TOPIC
 from dledger.commitlog.record import encode_record
 from dledger.services.delayed_message import queue_of_level, with_real_destination
 from dledger.services.schedule import MAX_DELIVERIES_PER_ENTRY, ScheduleMessageService
 from dledger.state.state_record import DelayProgressChange, state_batch
-from dledger.state.topics import SCHEDULE_TOPIC
 from tests.harness.broker import LEVELS_MS
 from tests.harness.leader_services import ServedGroup
 

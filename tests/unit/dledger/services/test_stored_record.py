@@ -16,18 +16,17 @@ from dledger.client.admin.messages import resend_copy
 from dledger.client.core.message_ext import MessageExt
 from dledger.commitlog.entry import Run
 from dledger.commitlog.errors import CorruptEntryError, CorruptRecordError
+from dledger.commitlog.properties import SCHEDULE_TOPIC, TIMER_TOPIC
 from dledger.commitlog.record import BODY_OFFSET, decode_record, encode_record
 from dledger.remoting.protocol.codes import RequestCode
+from dledger.remoting.protocol.topic_names import (
+    HALF_TOPIC,
+    SET_ASIDE_TOPIC,
+    TRANS_CHECK_MAX_TIME_TOPIC,
+)
 from dledger.services.delayed_message import due_ms, timed_properties, with_real_destination
 from dledger.services.leader_loop import DAMAGE_FINAL_S
 from dledger.services.stored_record import StoredRecords, copy_of
-from dledger.state.topics import (
-    HALF_TOPIC,
-    SCHEDULE_TOPIC,
-    SET_ASIDE_TOPIC,
-    TIMER_TOPIC,
-    TRANS_CHECK_MAX_TIME_TOPIC,
-)
 from tests.harness.fake_group import FakeConnection
 from tests.harness.leader_services import DAY_S, LeaderServices
 from tests.harness.rotten import flip_bit, records_of, valid_with_body

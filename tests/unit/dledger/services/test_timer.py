@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 
 from dledger.broker_errors import PendingFullError
 from dledger.commitlog.errors import InvariantBroken
+from dledger.commitlog.properties import TIMER_TOPIC
 from dledger.commitlog.record import encode_record
 from dledger.services import timer
 from dledger.services.delayed_message import TimerClaims, due_ms, timed_properties
 from dledger.services.timer import HOUR_MS, TimerIndex, TimerMessageService
 from dledger.state.state_record import TimersChange, state_batch
-from dledger.state.topics import TIMER_TOPIC
 from tests.harness.leader_services import ServedGroup
 
 pytestmark = pytest.mark.usefixtures("autojump_clock")

@@ -17,15 +17,12 @@ from dledger.remoting.errors import ConnectionLostError
 from dledger.remoting.protocol.codes import RequestCode
 from dledger.remoting.protocol.command import RemotingCommand
 from dledger.remoting.protocol.headers import CheckTransactionStateHeader
+from dledger.remoting.protocol.topic_names import STATE_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC
 from dledger.services.half_message import HalfMessage
 from dledger.services.stored_record import StoredRecords
-from dledger.services.transaction_check import (
-    CHECKS_PER_ENTRY,
-    Producers,
-    TransactionCheckService,
-)
+from dledger.services.transaction_check import CHECKS_PER_ENTRY, Producers, TransactionCheckService
 from dledger.settings.tables import BrokerTable, StoreTable
-from dledger.state.topics import STATE_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC, TRANSACTIONS_QUEUE
+from dledger.state.topics import TRANSACTIONS_QUEUE
 from dledger.state.transactions import TransactionDecision
 from tests.harness.broker import Broker
 from tests.harness.fake_group import BROKER, FakeConnection

@@ -12,6 +12,7 @@ import trio
 
 from dledger import log_clock
 from dledger.commitlog.entry import Run
+from dledger.commitlog.properties import SCHEDULE_TOPIC, TIMER_TOPIC
 from dledger.commitlog.record import encode_record
 from dledger.group import Group
 from dledger.log_clock import LogClock
@@ -27,7 +28,6 @@ from dledger.services.schedule import ScheduleMessageService
 from dledger.services.timer import TimerMessageService
 from dledger.settings.tables import StoreTable
 from dledger.settings.text import delays_of_levels
-from dledger.state.topics import SCHEDULE_TOPIC, TIMER_TOPIC
 from tests.harness.broker import LEVELS_MS
 from tests.harness.fake_group import batch_of
 from tests.harness.groups import SEGMENT_BYTES, Groups, Replica, running_groups

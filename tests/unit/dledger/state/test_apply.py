@@ -15,6 +15,7 @@ from dledger.commitlog.entry import (
 )
 from dledger.commitlog.errors import InvariantBroken
 from dledger.commitlog.record import encode_record
+from dledger.remoting.protocol.topic_names import STATE_TOPIC
 from dledger.state.apply import apply_entry
 from dledger.state.state_record import (
     ConsumerOffsetsChange,
@@ -22,7 +23,7 @@ from dledger.state.state_record import (
     TopicsChange,
     state_batch,
 )
-from dledger.state.topics import STATE_TOPIC, TOPICS_QUEUE, TopicConfig
+from dledger.state.topics import TOPICS_QUEUE, TopicConfig
 from tests.harness.fake_group import STORE_HOST, FakeGroup, batch_of, empty_tables
 
 

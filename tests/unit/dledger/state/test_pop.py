@@ -63,6 +63,18 @@ def test_token_zero_of_a_message_not_out_does_nothing() -> None:
     assert rows[KEY].copied().to_state() == before
 
 
+def test_grant_that_no_consumer_saw_is_no_attempt() -> None:
+    rows = table((grant(0, 1), 7, 0))
+    unseen, seen = PopMark(KEY, 0, 7, 5, True), PopMark(KEY, 1, 7, 5)
+    table((PopChange(changed=(unseen, seen)), 8, 10), rows=rows)
+    assert [out.attempts for out in rows[KEY].out.values()] == [0, 1]
+    table((grant(since=2, until=2, again=((0, 8), (1, 8))), 9, 20), rows=rows)
+    assert [out.attempts for out in rows[KEY].out.values()] == [1, 2]
+    stale = PopChange(changed=(PopMark(KEY, 0, 7, 5, True),))
+    table((stale, 10, 30), rows=rows)
+    assert rows[KEY].out[0].attempts == 1
+
+
 def test_floor_rises_over_a_long_gap_in_few_steps() -> None:
     row = PopRow(0, 1 << 60)
     row.put((1 << 60) - 1, Out(1, 1, 0, 1))

@@ -155,9 +155,4 @@ def test_what_a_cut_copies_does_not_grow_with_the_tables(group: FakeGroup) -> No
         )
 
     assert copied[0] == copied[1]
-    assert copied[0] == {
-        "topics": 1,
-        "topic_begins": 1,
-        "consumer_offsets": 1,
-        "queues": 3,
-    }
+    assert copied[0] == {"topics": 1, "topic_begins": 1, "consumer_offsets": 1, "queues": 3}

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 from dledger.commitlog.record import decode_record
-from dledger.state.state_record import (
-    DelayProgressChange,
-    TopicsChange,
-    decode_change,
-    state_batch,
-)
-from dledger.state.topics import DELAY_PROGRESS_QUEUE, STATE_TOPIC, TOPICS_QUEUE
+from dledger.remoting.protocol.topic_names import STATE_TOPIC
+from dledger.state.state_record import DelayProgressChange, TopicsChange, decode_change, state_batch
+from dledger.state.topics import DELAY_PROGRESS_QUEUE, TOPICS_QUEUE
 
 
 def test_state_batch_is_one_record_per_change() -> None:

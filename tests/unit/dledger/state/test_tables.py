@@ -10,7 +10,9 @@ import pytest
 
 from dledger.commitlog.errors import InvariantBroken
 from dledger.commitlog.mark import Anchor
+from dledger.commitlog.properties import TIMER_TOPIC
 from dledger.jepsen_like.simulation.reference_replica import digests_by_field
+from dledger.remoting.protocol.topic_names import HALF_TOPIC
 from dledger.state.accounts import ACCOUNTS, AccessChange, AccountConfig, PolicyConfig
 from dledger.state.pending_timers import RECALLED, TIMER_PIECES
 from dledger.state.pop import (
@@ -62,9 +64,7 @@ from dledger.state.tables import (
 )
 from dledger.state.topics import (
     GROUP_BEGINS,
-    HALF_TOPIC,
     SUBSCRIPTION_GROUPS,
-    TIMER_TOPIC,
     TOPIC_BEGINS,
     TOPICS,
     SubscriptionGroupConfig,

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from dledger.remoting.protocol.topic_names import TRACE_TOPIC
 from dledger.settings.config import load_config
 from dledger.settings.parts import empty_tables
 from dledger.settings.schema import ConfigFile
-from dledger.state.topics import PERM_READ, PERM_WRITE, TRACE_TOPIC, TopicConfig
+from dledger.state.topics import PERM_READ, PERM_WRITE, TopicConfig
 
 
 def test_trace_topic_exists_when_enabled() -> None:

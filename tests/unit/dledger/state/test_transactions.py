@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from dledger.commitlog.errors import InvariantBroken
+from dledger.remoting.protocol.topic_names import HALF_TOPIC
 from dledger.state import transactions
 from dledger.state.state_record import TransactionsChange, state_batch
-from dledger.state.topics import HALF_TOPIC
 from dledger.state.transactions import OpenHalf, TransactionDecision, TransactionTable
 from dledger.testing.doubles import EPOCH_MS, ManualClock
 from tests.harness.fake_group import FakeGroup

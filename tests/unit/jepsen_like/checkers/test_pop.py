@@ -46,16 +46,9 @@ SPAN = 100
 def row(op_id: int, f: F, call: int, ret: int, off: int = 0, **more: Any) -> Operation:
     """Return a row with stamps in milliseconds."""
     fields: dict[str, Any] = {
-        "topic": "T",
-        "queue": 0,
-        "off": off,
-        "group": "g",
-        "cnt": 1 if f == F.RECEIVE else 0,
-        "status": SPAN if f != F.ACK else NOTHING,
-        "txn": 7,
-        "outcome": Outcome.OK,
-        **more,
-    }
+        "topic": "T", "queue": 0, "off": off, "group": "g", "cnt": 1 if f == F.RECEIVE else 0,
+        "status": SPAN if f != F.ACK else NOTHING, "txn": 7, "outcome": Outcome.OK, **more,
+    }  # fmt: skip
     outcome = fields.pop("outcome")
     end = NEVER if outcome == Outcome.INFO else ret * MS_NS
     return Operation(op_id, op_id, 1, NOTHING, f, outcome, call * MS_NS, end, **fields)
@@ -87,13 +80,8 @@ def test_clean_history_is_valid() -> None:
     verdict = check_history(CLEAN)
     assert (verdict.validity, verdict.violations) == ("valid", ())
     assert verdict.counts == {
-        "received": 4,
-        "again": 2,
-        "acknowledged": 2,
-        "changed": 1,
-        "refused": 1,
-        "given_up": 0,
-    }
+        "received": 4, "again": 2, "acknowledged": 2, "changed": 1, "refused": 1, "given_up": 0,
+    }  # fmt: skip
 
 
 def test_message_at_the_place_of_another_one_is_named() -> None:

@@ -353,28 +353,13 @@ def test_local_admin_logs_each_request_code_once() -> None:
 def test_the_codes_that_are_guarded_are_these() -> None:
     """The whole list, so that none leaves it unnoticed."""
     assert {RequestCode(code).name for code in BROKER_CODES} == {
-        "UPDATE_BROKER_CONFIG",
-        "DELETE_TOPIC_IN_BROKER",
-        "DELETE_SUBSCRIPTIONGROUP",
-        "CLEAN_EXPIRED_CONSUMEQUEUE",
-        "CLEAN_UNUSED_TOPIC",
-        "DELETE_EXPIRED_COMMITLOG",
-        "RAFT_CHANGE",
-        "UPDATE_AND_CREATE_ACL_CONFIG",
-        "DELETE_ACL_CONFIG",
-        "UPDATE_GLOBAL_WHITE_ADDRS_CONFIG",
-        "AUTH_CREATE_USER",
-        "AUTH_UPDATE_USER",
-        "AUTH_DELETE_USER",
-        "AUTH_CREATE_ACL",
-        "AUTH_UPDATE_ACL",
-        "AUTH_DELETE_ACL",
+        *("UPDATE_BROKER_CONFIG", "DELETE_TOPIC_IN_BROKER", "DELETE_SUBSCRIPTIONGROUP"),
+        *("CLEAN_EXPIRED_CONSUMEQUEUE", "CLEAN_UNUSED_TOPIC", "DELETE_EXPIRED_COMMITLOG"),
+        *("RAFT_CHANGE", "UPDATE_AND_CREATE_ACL_CONFIG", "DELETE_ACL_CONFIG"),
+        *("UPDATE_GLOBAL_WHITE_ADDRS_CONFIG", "AUTH_CREATE_USER", "AUTH_UPDATE_USER"),
+        *("AUTH_DELETE_USER", "AUTH_CREATE_ACL", "AUTH_UPDATE_ACL", "AUTH_DELETE_ACL"),
     }
     assert {RequestCode(code).name for code in NAMESRV_CODES} == {
-        "WIPE_WRITE_PERM_OF_BROKER",
-        "ADD_WRITE_PERM_OF_BROKER",
-        "DELETE_TOPIC_IN_NAMESRV",
-        "PUT_KV_CONFIG",
-        "DELETE_KV_CONFIG",
-        "UPDATE_NAMESRV_CONFIG",
+        *("WIPE_WRITE_PERM_OF_BROKER", "ADD_WRITE_PERM_OF_BROKER", "DELETE_TOPIC_IN_NAMESRV"),
+        *("PUT_KV_CONFIG", "DELETE_KV_CONFIG", "UPDATE_NAMESRV_CONFIG"),
     }
