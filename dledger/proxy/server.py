@@ -20,7 +20,7 @@ from typing import Any, Final
 
 import grpc
 from google.protobuf.message_factory import GetMessageClass
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_health.v1 import health, health_pb2
 
 from dledger.aio.guest import Guest, Held
 from dledger.client.core.client_instance import ClientInstance
@@ -157,6 +157,21 @@ class _Handlers:
                 response_serializer=answer.SerializeToString,
             )
         return found
+
+    def checks(self, servicer: health.aio.HealthServicer) -> dict[str, Any]:
+        """Return handlers for gRPC's checks of health; they are read as all requests."""
+        made = {
+            "Check": grpc.stream_unary_rpc_method_handler,
+            "Watch": grpc.stream_stream_rpc_method_handler,
+        }
+        return {
+            name: make(
+                self._with_request(getattr(servicer, name)),
+                request_deserializer=health_pb2.HealthCheckRequest.FromString,
+                response_serializer=health_pb2.HealthCheckResponse.SerializeToString,
+            )
+            for name, make in made.items()
+        }
 
     @asynccontextmanager
     async def _read(self, context: Any, *, is_held: bool) -> AsyncIterator[Any]:
@@ -435,10 +450,10 @@ async def serving(
         await held.open()
         try:
             calls = CallMetrics(service.clock)
-            table = _Handlers(service, guest, calls).table()
-            server.add_registered_method_handlers(SERVICE, table)
+            handlers = _Handlers(service, guest, calls)
+            server.add_registered_method_handlers(SERVICE, handlers.table())
             checks = health.aio.HealthServicer()
-            health_pb2_grpc.add_HealthServicer_to_server(checks, server)
+            server.add_registered_method_handlers(health.SERVICE_NAME, handlers.checks(checks))
             await server.start()
             for name in ("", SERVICE):
                 await checks.set(name, health_pb2.HealthCheckResponse.SERVING)

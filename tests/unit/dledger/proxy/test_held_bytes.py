@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import grpc
 import pytest
+from grpc_health.v1 import health
 from structlog.testing import capture_logs
 
 from dledger.aio.guest import Guest
@@ -136,7 +137,7 @@ CALLS: dict[str, Any] = {
 
 
 async def made(handlers: _Handlers, name: str, context: Reading) -> None:
-    handler = handlers.table()[name]
+    handler = (handlers.table() | handlers.checks(health.aio.HealthServicer()))[name]
     await (handler.stream_unary or handler.stream_stream)(None, context)
 
 
@@ -179,7 +180,7 @@ def test_request_is_read_when_its_host_has_its_turn(
     assert handlers._receives.used_bytes == 0
 
 
-@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("name", [*CALLS, "Check", "Watch"])
 @pytest.mark.parametrize("held_bytes", [0, SHARE], ids=["unfinished", "without a turn"])
 def test_request_that_does_not_come_ends_its_call(
     name: str, held_bytes: int, monkeypatch: pytest.MonkeyPatch
@@ -187,7 +188,7 @@ def test_request_that_does_not_come_ends_its_call(
     monkeypatch.setattr(server, "READ_S", 0.0)
     service, handlers = held_send()
     handlers._requests.count("127.0.0.1", held_bytes)
-    context = Reading(CALLS[name], is_unfinished=True)
+    context = Reading(None, is_unfinished=True)
     with pytest.raises(grpc.aio.AbortError):
         asyncio.run(made(handlers, name, context))
     assert context.aborted == grpc.StatusCode.RESOURCE_EXHAUSTED
