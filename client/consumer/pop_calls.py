@@ -120,6 +120,8 @@ class PopCalls:
     ) -> list[ReceivedMessage]:
         """Return messages of *topic* from one broker group; an empty list after *hold_s*.
 
+        Args:
+            attempt_id: The same for each repetition of one receive, which gets what the first got.
         Raises:
             RequestFailedError: Refused; see its code and remark.
             RequestTimedOutError, BrokerUnreachableError: No answer in time, or none that states
@@ -139,7 +141,7 @@ class PopCalls:
             expression.kind,
             expression.text,
             in_order,
-            attempt_id,
+            attempt_id or f"{self._instance.rng.randrange(1 << 64):x}",
         )
         fields = dict(header.encode())
         if from_end:

@@ -67,14 +67,6 @@ def expire_after_ms(properties: bytes) -> int | None:
     return int(value)
 
 
-def may_expire(properties: bytes) -> bool:
-    """Whether a message expires some time; one whose property cannot be read never does."""
-    try:
-        return expire_after_ms(properties) is not None
-    except ValueError:
-        return False
-
-
 def is_expired(properties: bytes, stored_ms: int, now_ms: int) -> bool:
     """Whether a message's time is over; one whose property cannot be read never expires."""
     try:

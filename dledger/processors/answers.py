@@ -154,12 +154,13 @@ def when_current(
     group: BrokerGroup,
     connection: Connection,
     command: RemotingCommand,
-    read: Callable[[], RemotingCommand],
+    read: Callable[[], RemotingCommand | None],
 ) -> Handled:
     """Answer *command* with what *read* returns once this node is known to lead still.
 
     Args:
-        read: Called once at most, when the applied state holds all that was stored before now.
+        read: Called once at most, when the applied state holds all that was stored before now;
+            None: it answers later.
     Returns:
         The answer, or DEFERRED when it comes later: *read*'s, or a refusal that names the leader.
     Raises:
@@ -206,13 +207,15 @@ def _when_passed(
     passes: Callable[[_Passed], None],
     connection: Connection,
     command: RemotingCommand,
-    read: Callable[[], RemotingCommand],
+    read: Callable[[], RemotingCommand | None],
 ) -> Handled:
     answered: list[RemotingCommand] = []
     is_deferred = False
 
     def done(error: NotLeaderError | None) -> None:
         response = _read_answer(command, read, error)
+        if response is None:
+            return
         if is_deferred:
             connection.reply(command, response)
         else:
@@ -253,8 +256,10 @@ async def until_current(group: BrokerGroup) -> None:
 
 
 def _read_answer(
-    command: RemotingCommand, read: Callable[[], RemotingCommand], error: NotLeaderError | None
-) -> RemotingCommand:
+    command: RemotingCommand,
+    read: Callable[[], RemotingCommand | None],
+    error: NotLeaderError | None,
+) -> RemotingCommand | None:
     if error is not None:
         return refusal(command, error)
     try:

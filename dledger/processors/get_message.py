@@ -347,11 +347,11 @@ class PullChecks:
         shows_token = check_lock_token(self._locks, command, (group_name, topic, queue_id))
         if header.sys_flag & FLAG_COMMIT_OFFSET and header.commit_offset >= 0 and leading:
             self._offsets.check_room(group_name, topic, limited_account(connection))
-            commit = (group_name, topic, queue_id, header.commit_offset)
+            slot = (group_name, topic, queue_id)
             if shows_token:
-                self._offsets.commit_now(*commit, lambda _: None)
+                self._offsets.commit_now([(slot, header.commit_offset)], lambda _: None)
             else:
-                self._offsets.commit(*commit)
+                self._offsets.commit(*slot, header.commit_offset)
         hot, cold = self._limits(command.code, header)
         return Pull(
             connection,

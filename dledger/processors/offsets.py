@@ -132,13 +132,12 @@ class OffsetsProcessor:
         offset = header.commit_offset
         account = limited_account(connection)
         self._offsets.check_room(header.consumer_group, header.topic, account)
-        key = (*slot, offset)
         shows_token = check_lock_token(self._locks, command, slot)
         if command.is_oneway and not shows_token:
-            self._offsets.commit(*key)
+            self._offsets.commit(*slot, offset)
             return response_to(command)
         # With a token ahead of the next grant of that queue, not within a second.
-        self._offsets.commit_now(*key, answer_when_done(connection, command, group))
+        self._offsets.commit_now([(slot, offset)], answer_when_done(connection, command, group))
         return DEFERRED
 
     @handles(

@@ -19,15 +19,14 @@ from typing import Final
 
 import structlog
 
-from dledger.commitlog.errors import MQError
 from dledger.group_api import BrokerGroup, Proposed
 from dledger.processors.answers import (
     RefusedError,
     answer_when_done,
     check_group_name,
     nothing_to_change,
-    refusal,
     require_leader,
+    when_current,
     when_stored,
 )
 from dledger.processors.client_table import Client, ClientTable
@@ -127,7 +126,9 @@ class ResetOffsetsProcessor:
         state = self._group.state
         is_out = any(key[:2] == (header.group, header.topic) for key in state.pops)
         if is_out or self._pops.receives(header.group, header.topic):
-            return self._reset_popped(connection, command, header)
+            return when_current(
+                self._group, connection, command, lambda: self._store(connection, command, header)
+            )
         return when_stored(
             self._group,
             self._offsets,
@@ -137,33 +138,10 @@ class ResetOffsetsProcessor:
             lambda: self._reset(connection, command, header),
         )
 
-    def _reset_popped(
-        self, connection: Connection, command: RemotingCommand, header: ResetOffsetHeader
-    ) -> Handled:
-        """Store the offsets, and answer when they are applied."""
-        refused: list[MQError] = []
-        is_deferred = False
-
-        def passed(error: MQError | None) -> None:
-            try:
-                if error is not None:
-                    raise error
-                self._store(connection, command, header)
-            except MQError as problem:
-                if is_deferred:
-                    connection.reply(command, refusal(command, problem))
-                else:
-                    refused.append(problem)
-
-        self._group.read_barrier(passed)
-        if refused:
-            raise refused[0]
-        is_deferred = True
-        return DEFERRED
-
     def _store(
         self, connection: Connection, command: RemotingCommand, header: ResetOffsetHeader
     ) -> None:
+        """Store the offsets, and answer when they are applied."""
         table = self._table(header, is_stored=True)
         if len(table) > MAX_OFFSETS_PER_RECORD:
             raise RefusedError(
@@ -190,7 +168,7 @@ class ResetOffsetsProcessor:
             if header.is_force
             or offset != self._offsets.stored((header.group, header.topic, queue.queue_id))
         ]
-        self._offsets.commit_all_now(items, done, by_admin=True)
+        self._offsets.commit_now(items, done, by_admin=True)
 
     def _reset(
         self, connection: Connection, command: RemotingCommand, header: ResetOffsetHeader
@@ -318,7 +296,7 @@ class CloneOffsetsProcessor:
         done = answer_when_done(connection, command, group)
         # What is copied is stored ahead of the copies.
         self._offsets.store_first([(source, *slot[1:]) for slot, _ in items], lambda: None)
-        self._offsets.commit_all_now(items, done, by_admin=True)
+        self._offsets.commit_now(items, done, by_admin=True)
         return DEFERRED
 
     def _copies(self, header: CloneGroupOffsetHeader) -> Iterator[tuple[OffsetSlot, int]]:

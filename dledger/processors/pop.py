@@ -53,6 +53,7 @@ from dledger.services.pop_grants import PopGrants
 from dledger.services.pop_lines import PopAsk
 from dledger.services.throughput import Throughput
 from dledger.settings.parts import BrokerSettings
+from dledger.state.pop import attempt_of
 
 MAX_MESSAGES_PER_POP: Final = 1_024
 """A request for more gets this number; RocketMQ's clients ask for 32."""
@@ -130,6 +131,7 @@ class PopProcessor:
             is_fifo=bool(header.order),
             from_end=header.init_mode == INIT_MAX,
             young_from_begin=FROM_NOW_FIELD not in command.ext,
+            attempt=attempt_of(header.attempt_id),
         )
         hold_s = max(0, min(header.poll_time, MAX_SUSPEND_MS)) / 1000
 
@@ -301,6 +303,7 @@ class PopProcessor:
         is_fifo: bool = False,
         from_end: bool = False,
         young_from_begin: bool = False,
+        attempt: int = 0,
     ) -> Receive:
         require_leader(self._group)
         config = self._checks.check_group(group_name)
@@ -329,6 +332,7 @@ class PopProcessor:
             from_end=from_end,
             young_from_begin=young_from_begin,
             retries=config.retry_max_times,
+            attempt=attempt,
             wants=(codes, wants),
         )
 

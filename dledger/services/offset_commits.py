@@ -170,26 +170,12 @@ class OffsetCommits:
 
     def commit_now(
         self,
-        group: str,
-        topic: str,
-        queue_id: int,
-        offset: int,
-        on_done: Callable[[Proposed], None],
-    ) -> None:
-        """Propose one offset at once; *on_done* is called when it is applied.
-
-        Raises NotLeaderError, PendingFullError, DiskFullError: nothing was stored.
-        """
-        self.commit_all_now([((group, topic, queue_id), offset)], on_done)
-
-    def commit_all_now(
-        self,
         items: Sequence[tuple[OffsetSlot, int]],
         on_done: Callable[[Proposed], None],
         *,
         by_admin: bool = False,
     ) -> None:
-        """Propose at most `MAX_OFFSETS_PER_RECORD` offsets together; *on_done* is called for them.
+        """Propose at most `MAX_OFFSETS_PER_RECORD` offsets at once; *on_done* is called for them.
 
         Raises NotLeaderError, PendingFullError, DiskFullError: nothing was stored.
         """
@@ -244,22 +230,25 @@ class OffsetCommits:
 
     def flush(self) -> None:
         """Propose everything that waits. What cannot be taken now stays for the next time."""
-        if not self._leads() or not self._dirty:
-            return
-        items = [item for item in self._dirty.items() if self._passes(item[0])]
-        self._dirty = dict(items)
-        for start in range(0, len(items), MAX_OFFSETS_PER_RECORD):
-            chunk = items[start : start + MAX_OFFSETS_PER_RECORD]
-            try:
-                self._propose(chunk, None)
-            except NotLeaderError:
-                return
-            except (PendingFullError, DiskFullError) as exc:
-                logger.warning("offset_commits_delayed", waiting=len(self._dirty), reason=str(exc))
-                return
-            for slot, _ in chunk:
-                del self._dirty[slot]
+        while self._flush_first(MAX_OFFSETS_PER_RECORD, None) is not None:
+            pass
         self._group.kick()
+
+    def _flush_first(self, count: int, on_done: Callable[[Proposed], None] | None) -> int | None:
+        """Propose up to *count* of what waits; return how many, None: there is no more for now."""
+        if not self._leads() or not self._dirty:
+            return None
+        taken = list(islice(self._dirty.items(), count))
+        items = [item for item in taken if self._passes(item[0])]
+        try:
+            if items:
+                self._propose(items, on_done)
+        except (NotLeaderError, PendingFullError, DiskFullError) as exc:
+            logger.warning("offset_commits_delayed", waiting=len(self._dirty), reason=str(exc))
+            return None
+        for slot, _ in taken:
+            del self._dirty[slot]
+        return len(items)
 
     async def run(self) -> None:
         """Flush every interval, in the leadership's scope.
@@ -274,10 +263,6 @@ class OffsetCommits:
 
     async def _flush_some(self) -> bool:
         """Propose some of what waits and see it answered; tell whether it was stored."""
-        if not self._leads():
-            return False
-        taken = list(islice(self._dirty.items(), OFFSETS_PER_TURN))
-        items = [item for item in taken if self._passes(item[0])]
         done = trio.Event()
         answers: list[Proposed] = []
 
@@ -285,20 +270,11 @@ class OffsetCommits:
             answers.append(proposed)
             done.set()
 
-        try:
-            if items:
-                self._propose(items, on_done)
-        except (NotLeaderError, PendingFullError, DiskFullError) as exc:
-            logger.warning("offset_commits_delayed", waiting=len(self._dirty), reason=str(exc))
-            return False
-        for slot, offset in taken:
-            if self._dirty.get(slot) == offset:
-                del self._dirty[slot]
-        if not items:
-            return True
-        self._group.kick()
-        await done.wait()
-        return answers[0].outcome == "stored"
+        proposed = self._flush_first(OFFSETS_PER_TURN, on_done)
+        if proposed:
+            self._group.kick()
+            await done.wait()
+        return proposed == 0 or (bool(answers) and answers[0].outcome == "stored")
 
     def _passes(self, slot: OffsetSlot) -> bool:
         """Return whether an offset that was taken still counts: its queue is there, and free."""

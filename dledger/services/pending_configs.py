@@ -97,10 +97,6 @@ class PendingConfigs(Generic[ConfigT]):
         """Tell whether any change in flight removes *name*, though it may be made again after."""
         return bool(self._pending) and any(each.config is None for each in self._changes(name))
 
-    def is_changing(self, name: str) -> bool:
-        """Tell whether any change of *name* is in flight."""
-        return bool(self._pending) and bool(self._changes(name))
-
     def resolve(self, name: str) -> ConfigT | None:
         """Return what *name* will be when everything in flight is applied."""
         changes = self._changes(name) if self._pending else ()

@@ -117,6 +117,7 @@ class Receive:
         from_end: A group without an offset begins where the queue ends.
         young_from_begin: But for a queue that is young: there it begins where the queue does.
         retries: How often a message may be handed out after its first time.
+        attempt: Of a request that may be repeated; see `dledger.state.pop.attempt_of`.
     """
 
     group: str
@@ -129,6 +130,7 @@ class Receive:
     from_end: bool = False
     young_from_begin: bool = False
     retries: int = 16
+    attempt: int = 0
     wants: object = None
 
 
@@ -277,10 +279,15 @@ class PopDecision:
     def receive(self, receive: Receive) -> list[PopGrant]:
         """Plan to hand messages out; return the grants, none where there is nothing now.
 
+        A request that is repeated, since its answer may be lost, gets what it got, for its whole
+        time from now on; that is no further attempt.
+
         Raises CorruptRecordError, CorruptEntryError, OffsetOutOfRangeError: a queue is unreadable,
         and the others have nothing.
         """
-        granted: list[PopGrant] = []
+        granted = self._repeated(receive) if receive.attempt else []
+        if granted:
+            return granted
         damage: MQError | None = None
         wanted, max_bytes = receive.wanted, receive.max_bytes
         for queue_id in receive.queue_ids:
@@ -302,6 +309,31 @@ class PopDecision:
                 granted.append(grant)
         if damage is not None and not granted:
             raise damage
+        return granted
+
+    def _repeated(self, receive: Receive) -> list[PopGrant]:
+        """Plan another end for what this request got, and has not been acknowledged."""
+        granted: list[PopGrant] = []
+        for queue_id in receive.queue_ids:
+            key = (receive.group, receive.topic, queue_id)
+            row = self.rows.get(key)
+            if row is None:
+                continue
+            got = [
+                offset
+                for offset in row.of_attempt(receive.attempt)
+                if row.out[offset].expires_ms > self.now_ms
+                and not (key in self.planned and offset in self.planned[key].touched)
+            ]
+            if not got:
+                continue
+            for offset in got:
+                token = row.out[offset].token
+                self.changed.append(PopMark(key, offset, token, receive.invisible_ms))
+            self._planned(key, row.next_offset).touched.update(got)
+            self.messages += len(got)
+            at = row.next_offset
+            granted.append(PopGrant(key, receive.invisible_ms, at, at, tuple(got)))
         return granted
 
     def _from_queue(
@@ -355,6 +387,7 @@ class PopDecision:
             found.offsets,
             tuple(again),
             HAS_ROW if row is not None else self.reader.committed(key),
+            receive.attempt,
         )
         return grant, size_bytes + found.size_bytes
 

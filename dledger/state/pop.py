@@ -13,6 +13,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from heapq import heapify, heappop, heappush
 from itertools import chain
 from typing import Any, Final, NamedTuple
@@ -25,10 +26,10 @@ PopKey = tuple[str, str, int]
 """Consumer group, topic, queue id."""
 
 MAX_OUT_PER_QUEUE: Final = 10_000
-"""Messages of one row: its snapshot has 40 bytes for each, and RocketMQ has the same limit."""
+"""Messages of one row: its snapshot has 48 bytes for each, and RocketMQ has the same limit."""
 
 MAX_OUT: Final = 500_000
-"""Messages of all rows: 20 MB of every snapshot."""
+"""Messages of all rows: 24 MB of every snapshot."""
 
 MAX_REQUEST_MODES: Final = 1_000
 """Modes of groups in topics."""
@@ -39,8 +40,8 @@ HAS_ROW: Final = -1
 POP_MODE: Final = "POP"
 PULL_MODE: Final = "PULL"
 
-_OUT: Final = struct.Struct(">5q")
-_OUT_FIELDS: Final = 5
+_OUT: Final = struct.Struct(">6q")
+_OUT_FIELDS: Final = 6
 
 
 class Out(NamedTuple):
@@ -50,12 +51,22 @@ class Out(NamedTuple):
         attempts: How often the message was handed out, this time included.
         token: Index of the entry that handed it out, or that changed its time.
         expires_ms: From this store time on it may be handed out again.
+        attempt: `attempt_of` the receive that got it.
     """
 
     attempts: int
     token: int
     popped_ms: int
     expires_ms: int
+    attempt: int = 0
+
+
+def attempt_of(attempt_id: str | None) -> int:
+    """Return what is kept of the id of a receive; 0: it has none, and is repeated by none."""
+    if not attempt_id:
+        return 0
+    digest = blake2b(attempt_id.encode("utf-8", "replace"), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 1
 
 
 # ---------------------------------------------------------------------------------- what changes
@@ -70,6 +81,7 @@ class PopGrant(NamedTuple):
         again: Offsets handed out once more, each with the token of the grant that is over.
         committed: Committed offset that was found with no row, None where there was none; `HAS_ROW`
             where there was a row.
+        attempt: `attempt_of` the receive.
     """
 
     key: PopKey
@@ -79,6 +91,7 @@ class PopGrant(NamedTuple):
     fresh: tuple[int, ...] = ()
     again: tuple[tuple[int, int], ...] = ()
     committed: int | None = None
+    attempt: int = 0
 
 
 class PopMark(NamedTuple):
@@ -139,18 +152,24 @@ class PopRow:
     """End of an invisible time to the offsets that have it; no end without one."""
     _times: list[int] = field(init=False, compare=False, repr=False)
     """A heap of ends; one that no offset has means nothing, and one may stand here twice."""
+    _attempts: dict[int, dict[int, None]] = field(init=False, compare=False, repr=False)
+    """Attempt to the offsets that it got; none without one."""
 
     def __post_init__(self) -> None:
-        self._ends = {}
+        self._ends, self._attempts = {}, {}
         for offset, out in self.out.items():
             self._ends.setdefault(out.expires_ms, {})[offset] = None
+            if out.attempt:
+                self._attempts.setdefault(out.attempt, {})[offset] = None
         self._times = list(self._ends)
         heapify(self._times)
 
     def put(self, offset: int, out: Out) -> None:
         """Enter a grant; it replaces one of the same message."""
-        self._forget_end(offset)
+        self._forget(offset)
         self.out[offset] = out
+        if out.attempt:
+            self._attempts.setdefault(out.attempt, {})[offset] = None
         offsets = self._ends.get(out.expires_ms)
         if offsets is None:
             offsets = self._ends[out.expires_ms] = {}
@@ -159,13 +178,22 @@ class PopRow:
 
     def remove(self, offset: int) -> None:
         """Take out a message that is out."""
-        self._forget_end(offset)
+        self._forget(offset)
         del self.out[offset]
 
-    def _forget_end(self, offset: int) -> None:
+    def of_attempt(self, attempt: int) -> list[int]:
+        """Return the messages that a receive got, and that are out still."""
+        return list(self._attempts.get(attempt, ()))
+
+    def _forget(self, offset: int) -> None:
         out = self.out.get(offset)
         if out is None:
             return
+        if out.attempt:
+            got = self._attempts[out.attempt]
+            del got[offset]
+            if not got:
+                del self._attempts[out.attempt]
         offsets = self._ends[out.expires_ms]
         del offsets[offset]
         if not offsets:
@@ -281,9 +309,12 @@ def apply_pop(
     for mark in change.changed:
         row = rows.get(mark.key)
         if row is not None and _token(row, mark.offset) == mark.token:
-            attempts = max(0, row.out[mark.offset].attempts - mark.is_unseen)
+            expires_ms = store_time_ms + mark.invisible_ms
+            out = row.out[mark.offset]
+            attempts = max(0, out.attempts - mark.is_unseen)
             row.put(
-                mark.offset, Out(attempts, index, store_time_ms, store_time_ms + mark.invisible_ms)
+                mark.offset,
+                Out(attempts, index, store_time_ms, expires_ms, out.attempt),
             )
             floors[mark.key] = 0
     for grant in change.grants:
@@ -324,8 +355,9 @@ def _hand_out(row: PopRow, grant: PopGrant, index: int, store_time_ms: int) -> N
     for offset, token in grant.again:
         out = row.out.get(offset)
         if out is not None and out.token == token and out.expires_ms <= store_time_ms:
-            row.put(offset, Out(out.attempts + 1, index, store_time_ms, expires_ms))
+            times = out.attempts + 1
+            row.put(offset, Out(times, index, store_time_ms, expires_ms, grant.attempt))
     for offset in sorted(grant.fresh):
         if grant.since <= offset < grant.until:
-            row.put(offset, Out(1, index, store_time_ms, expires_ms))
+            row.put(offset, Out(1, index, store_time_ms, expires_ms, grant.attempt))
     row.next_offset = grant.until

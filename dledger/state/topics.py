@@ -98,8 +98,7 @@ SUBSCRIPTION_GROUPS: Final = Form[str, SubscriptionGroupConfig](
 )
 TOPIC_BEGINS: Final = Form[str, int]("topic_begins", str, int)
 GROUP_BEGINS: Final = Form[str, int]("group_begins", str, int)
-"""Where in the log the present topic, or group, of a name was made: what stands before it, and
-waits, was meant for one that is deleted."""
+"""Where in the log the present topic, or group, of a name was made."""
 
 # ---------------------------------------------------------------------------------- names
 

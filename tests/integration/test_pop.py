@@ -10,7 +10,6 @@ import trio
 
 from dledger.client.admin.admin import Admin
 from dledger.client.admin.groups import FIRST_MS
-from dledger.client.consumer.pop_calls import ReceivedMessage
 from dledger.client.consumer.simple_consumer import SimpleConsumer
 from dledger.client.core.client_instance import ClientInstance
 from dledger.client.core.errors import (
@@ -113,41 +112,3 @@ async def test_reset_by_the_sdk_ends_what_is_out(is_connected: bool) -> None:
             assert [bytes(message.body) for message in again] == [b"0", b"1", b"2"]
             await consumer.ack_all(again)
             assert await consumer.receive(wait_s=0) == []
-
-
-async def test_reset_of_a_group_without_messages_out() -> None:
-    async with embedded_cluster(topics={"T": 1}) as cluster, cluster.client() as client:
-        await send(client, 3)
-        async with SimpleConsumer(client, "g", {"T": "*"}, invisible_s=60) as consumer:
-            await consumer.ack_all(await consumer.receive(max_messages=3, wait_s=5))
-            again = list[ReceivedMessage]()
-            with trio.fail_after(60):
-                async with trio.open_nursery() as nursery:
-
-                    async def wait() -> None:
-                        again.extend(await consumer.receive(max_messages=3, wait_s=20))
-
-                    nursery.start_soon(wait)
-                    reset = await Admin(client).reset_offsets("g", "T", FIRST_MS)
-                    assert list(reset.notified.values()) == [0]
-            assert [bytes(message.body) for message in again] == [b"0", b"1", b"2"]
-
-
-async def test_receipts_stand_when_another_member_leads() -> None:
-    async with embedded_cluster(topics={"T": 1}) as cluster, cluster.client() as client:
-        await send(client, 3)
-        async with SimpleConsumer(client, "g", {"T": "*"}, invisible_s=60) as consumer:
-            received = await consumer.receive(max_messages=3, wait_s=5)
-            first, second, third = received
-            old = second.receipt
-            await consumer.change_invisible(second, 120)
-            await cluster.kill(await cluster.leader())
-            assert await consumer.receive(wait_s=0) == [], "they are out under any leader"
-            await consumer.ack(first)
-            second.receipt, new = old, second.receipt
-            with pytest.raises(ReceiptStaleError):
-                await consumer.ack(second)
-            second.receipt = new
-            await consumer.ack_all([second, third])
-            with pytest.raises(ReceiptStaleError):
-                await consumer.ack(first)

@@ -30,9 +30,9 @@ def test_lag_counts_what_is_kept_and_not_consumed(watched: Watched) -> None:
     broker.group.put("T", 0, *[b"x"] * 5)
     broker.group.put("T", 1, *[b"x"] * 4)
     broker.group.put("%RETRY%g", 0, b"x")
-    commit(broker, ("g", "T", 0, 2), ("g", "%RETRY%g", 0, 0), ("g", "gone", 0, 1))
+    commit(broker, ("g", "T", 0, 4), ("g", "%RETRY%g", 0, 0), ("g", "gone", 0, 1))
     broker.group.state.queues[("T", 1)].min_offset = 3
-    broker.processors.offsets.commit("g", "T", 0, 4)
+    broker.processors.offsets.commit("g", "T", 0, 5)  # it is not stored
     labels = ("topic", "consumer_group", "is_retry")
     assert watched.page().of("rocketmq_consumer_lag_messages", *labels) == {
         ("T", "g", "false"): 2,

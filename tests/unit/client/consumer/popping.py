@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -199,6 +200,7 @@ class _Instance:
     def __init__(self, broker: PopBroker) -> None:
         self._broker = broker
         self.clock = TrioClock()
+        self.rng = random.Random(1)
 
     @property
     def nursery(self) -> trio.Nursery:

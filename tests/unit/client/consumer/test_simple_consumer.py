@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from base64 import b64encode
 from collections.abc import Collection
 from dataclasses import replace
@@ -99,6 +100,7 @@ class Instance:
     def __init__(self, nursery: trio.Nursery, stale: Collection[int] = ()) -> None:
         self.nursery = nursery
         self.clock = ManualClock()
+        self.rng = random.Random(1)
         self.acked: list[list[int]] = []
         self.bits: list[int] = []
         self.stale = stale

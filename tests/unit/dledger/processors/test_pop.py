@@ -22,7 +22,7 @@ from dledger.state.pop import MAX_OUT_PER_QUEUE, RequestMode
 from dledger.state.topics import POP_QUEUE, TopicConfig
 from dledger.testing.doubles import ManualClock
 from tests.harness.broker import Broker, topic_fields
-from tests.harness.fake_group import BROKER, FakeGroup
+from tests.harness.fake_group import BROKER, FakeGroup, Term
 from tests.harness.pops import (
     INVISIBLE_MS,
     ack,
@@ -49,6 +49,41 @@ def test_pop_hands_out_what_pull_would_read(popping: Broker) -> None:
     assert response.ext["popTime"] == str(popping.group.log.last_store_time_ms)
     assert response.ext["restNum"] == "0"
     assert set(popping.group.state.pops["g", "T", 0].out) == {0, 1, 2}
+
+
+@pytest.mark.parametrize("order", ["true", "false"])
+@pytest.mark.parametrize("is_next_leader", [False, True])
+def test_repeated_receive_gets_what_it_got(
+    popping: Broker, clock: ManualClock, order: str, is_next_leader: bool
+) -> None:
+    ask = {"maxMsgNums": 2, "order": order, "attemptId": "a"}
+    lost = handles(pop(popping, **ask))
+    broker = popping
+    if is_next_leader:
+        popping.group.leadership = Term(2)
+        broker = Broker(popping.group, clock)
+    pass_ms(broker, INVISIBLE_MS - 1)
+    again = pop(broker, **ask)
+    assert bodies(again) == [(b"a", 0), (b"b", 0)], "it is no further attempt"
+    pass_ms(broker, INVISIBLE_MS - 1)
+    other = pop(broker, order=order, attemptId="b")
+    assert other.code == ResponseCode.PULL_NOT_FOUND if order == "true" else bodies(other)
+    assert [ack(broker, handle).code for handle in lost] == [ResponseCode.NO_MESSAGE] * 2
+    assert ack(broker, handles(again)[0]).code == 0
+    assert bodies(pop(broker, **ask)) == [(b"b", 0)], "what is acknowledged never comes again"
+    pass_ms(broker, INVISIBLE_MS + 100)
+    assert (b"b", 1) in bodies(pop(broker, **ask)), "its time is over: it is another attempt"
+
+
+def test_repeated_receive_waits_as_the_first(popping: Broker) -> None:
+    held = [hold(popping, topic="T", queueId=1, attemptId="a") for _ in range(2)]
+    popping.group.put("T", 1, b"x")
+    while popping.group.waiting:
+        popping.group.settle()
+    for command in held:
+        found = answer_of(popping, command)
+        assert found is not None
+        assert bodies(found) == [(b"x", 0)]
 
 
 def test_old_handle_beside_a_receive_doubles_nothing(

@@ -75,7 +75,7 @@ def test_an_offset_answered_early_is_seen_until_it_is_applied(group: FakeGroup) 
     group.answers_early = True
     offsets = OffsetCommits(group, group.clock)
     answers: list[Proposed] = []
-    offsets.commit_now("g", "TBW102", 0, 8, answers.append)
+    offsets.commit_now([(("g", "TBW102", 0), 8)], answers.append)
     group.append()
     assert answers[0].outcome == "stored"
     assert group.state.consumer_offset("g", "TBW102", 0) is None
@@ -125,7 +125,7 @@ def test_a_read_finds_the_newest_offset_whatever_is_answered(
                 offsets.commit("g", "TBW102", queue_id, offset)
                 newest[queue_id] = offset
             case "commit_now":
-                offsets.commit_now("g", "TBW102", queue_id, offset, answers.append)
+                offsets.commit_now([(("g", "TBW102", queue_id), offset)], answers.append)
                 newest[queue_id] = offset
             case "flush":
                 offsets.flush()

@@ -83,7 +83,7 @@ def test_removal_counts_until_applied_though_made_again(
     assert (pending.removes("T"), pending.resolve("T")) == (True, OLD)
     removed(Proposed("stored", index=2))
     apply(group, TopicsChange(delete=("T",)))
-    assert (pending.removes("T"), pending.is_changing("T")) == (False, True)
+    assert (pending.removes("T"), len(pending)) == (False, 1)
 
 
 def test_change_that_is_not_stored_forgets_none_before_it(
@@ -94,7 +94,7 @@ def test_change_that_is_not_stored_forgets_none_before_it(
     made(Proposed("not_stored"))
     assert (pending.removes("T"), pending.resolve("T")) == (True, None)
     removed(Proposed("not_stored"))
-    assert (pending.is_changing("T"), pending.resolve("T")) == (False, OLD)
+    assert (len(pending), pending.resolve("T")) == (0, OLD)
 
 
 def test_unknown_changes_count_though_the_last_is_as_before(
@@ -107,9 +107,9 @@ def test_unknown_changes_count_though_the_last_is_as_before(
         group.append()
     for answer in answers:
         answer(Proposed("unknown"))
-    assert pending.is_changing("T")
+    assert len(pending) == 1
     group.settle()
-    assert not pending.is_changing("T")
+    assert len(pending) == 0
 
 
 def test_a_removal_of_unknown_outcome_ends_with_the_leadership(
