@@ -150,6 +150,26 @@ def propose_change(
         group.propose(state_batch(change), done)
 
 
+class Outcome:
+    """The answer of a request whose outcome is known inside its handler, or later."""
+
+    def __init__(self, connection: Connection, command: RemotingCommand) -> None:
+        self._connection, self._command = connection, command
+        self._answer: RemotingCommand | None = None
+        self._is_deferred = False
+
+    def answer(self, response: RemotingCommand) -> None:
+        """Answer; to be called once."""
+        if self._is_deferred:
+            self._connection.reply(self._command, response)
+        self._answer = response
+
+    def handled(self) -> Handled:
+        """Return what the handler is to return: the answer, or DEFERRED when it comes later."""
+        self._is_deferred = self._answer is None
+        return DEFERRED if self._answer is None else self._answer
+
+
 def when_current(
     group: BrokerGroup,
     connection: Connection,
@@ -209,23 +229,15 @@ def _when_passed(
     command: RemotingCommand,
     read: Callable[[], RemotingCommand | None],
 ) -> Handled:
-    answered: list[RemotingCommand] = []
-    is_deferred = False
+    outcome = Outcome(connection, command)
 
     def done(error: NotLeaderError | None) -> None:
         response = _read_answer(command, read, error)
-        if response is None:
-            return
-        if is_deferred:
-            connection.reply(command, response)
-        else:
-            answered.append(response)
+        if response is not None:
+            outcome.answer(response)
 
     passes(done)
-    if answered:
-        return answered[0]
-    is_deferred = True
-    return DEFERRED
+    return outcome.handled()
 
 
 def nothing_to_change(

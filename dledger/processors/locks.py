@@ -10,10 +10,10 @@ from collections.abc import Callable
 from typing import Final
 
 from dledger.commitlog.errors import MQError
-from dledger.processors.answers import RefusedError, check_group_name, refusal
+from dledger.processors.answers import Outcome, RefusedError, check_group_name, refusal
 from dledger.processors.handles import LOCKS, Limit, handles
 from dledger.remoting.connection import Connection
-from dledger.remoting.processor import DEFERRED, Handled
+from dledger.remoting.processor import Handled
 from dledger.remoting.protocol.bodies import LockBatchRequestBody, LockBatchResponseBody
 from dledger.remoting.protocol.codes import RequestCode
 from dledger.remoting.protocol.command import RemotingCommand, response_to
@@ -102,25 +102,17 @@ class QueueLocksProcessor:
         begin: Callable[[LockBatchRequestBody, OnLocked], None],
         answer: Callable[[LockBatchRequestBody, dict[LockKey, int]], RemotingCommand],
     ) -> Handled:
-        answered: list[RemotingCommand] = []
-        is_deferred = False
+        outcome = Outcome(connection, command)
 
-        def done(outcome: dict[LockKey, int] | MQError) -> None:
-            if isinstance(outcome, MQError):
-                response = refusal(command, outcome)
+        def done(locked: dict[LockKey, int] | MQError) -> None:
+            if isinstance(locked, MQError):
+                outcome.answer(refusal(command, locked))
             else:
-                response = answer(body, outcome)
-            if is_deferred:
-                connection.reply(command, response)
-            else:
-                answered.append(response)
+                outcome.answer(answer(body, locked))
 
         body = self._checked(command)
         begin(body, done)
-        if answered:
-            return answered[0]
-        is_deferred = True
-        return DEFERRED
+        return outcome.handled()
 
     def _checked(self, command: RemotingCommand) -> LockBatchRequestBody:
         body = LockBatchRequestBody.decode(command.body)

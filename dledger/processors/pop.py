@@ -11,7 +11,7 @@ from typing import Final
 
 from dledger.commitlog.errors import MQError
 from dledger.group_api import BrokerGroup
-from dledger.processors.answers import RefusedError, refusal, require_leader
+from dledger.processors.answers import Outcome, RefusedError, refusal, require_leader
 from dledger.processors.get_message import FLAG_SUBSCRIPTION, PullChecks
 from dledger.processors.handles import CONSUMES, Limit, handles
 from dledger.processors.pop_messages import PopMessages
@@ -19,7 +19,7 @@ from dledger.processors.pull import MAX_SUSPEND_MS
 from dledger.remoting.access.accounts import Permission, Right, Rule, group_right, topic_right
 from dledger.remoting.access.gate import limited_account
 from dledger.remoting.connection import Connection
-from dledger.remoting.processor import DEFERRED, Handled
+from dledger.remoting.processor import Handled
 from dledger.remoting.protocol.codes import RequestCode, ResponseCode
 from dledger.remoting.protocol.command import RemotingCommand, response_to
 from dledger.remoting.protocol.headers import PullMessageHeader
@@ -360,18 +360,14 @@ class PopProcessor:
         hold_s: float = 0.0,
         is_notice: bool = False,
     ) -> Handled:
-        answered: list[RemotingCommand] = []
-        is_deferred = False
+        outcome = Outcome(connection, command)
 
         def done(ask: PopAsk, error: MQError | None) -> None:
             try:
                 response = respond(ask) if error is None else refusal(command, error)
             except MQError as failure:
                 response = refusal(command, failure)
-            if is_deferred:
-                connection.reply(command, response)
-            else:
-                answered.append(response)
+            outcome.answer(response)
 
         if receive is not None and connection not in self._watched:
             self._watched.add(connection)
@@ -389,10 +385,7 @@ class PopProcessor:
                 owner=connection,
             )
         )
-        if answered:
-            return answered[0]
-        is_deferred = True
-        return DEFERRED
+        return outcome.handled()
 
     def _closed(self, connection: Connection) -> None:
         self._watched.discard(connection)

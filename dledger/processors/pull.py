@@ -44,6 +44,7 @@ from dledger.remoting.protocol.command import RemotingCommand, SerializeType, re
 from dledger.remoting.protocol.headers import PullMessageHeader
 from dledger.remoting.protocol.outcome import Condition, answer
 from dledger.remoting.seams import Clock, Executor
+from dledger.services.pop_lines import ANSWERED_PER_TURN
 from dledger.services.read_suggestion import ReadSuggestion
 from dledger.services.throughput import Throughput
 from dledger.settings.parts import BrokerSettings, ReadLimits
@@ -114,9 +115,11 @@ class HeldPulls(Generic[PullT]):
         return list(self._by_queue.get(key, ()))
 
     def expired(self, now: float) -> list[Held[PullT]]:
-        """Release and return all whose time is over."""
-        result = []
-        while (deadline := self.next_deadline) is not None and deadline <= now:
+        """Release and return those whose time is over, as many as are answered in one go."""
+        result = list[Held[PullT]]()
+        for _ in range(ANSWERED_PER_TURN):
+            if (deadline := self.next_deadline) is None or deadline > now:
+                break
             held = heapq.heappop(self._deadlines)[2]
             self._forget(held)
             result.append(held)

@@ -19,8 +19,9 @@ from dledger.commitlog.errors import (
     OffsetOutOfRangeError,
 )
 from dledger.commitlog.message_id import encode_offset_message_id
-from dledger.group_api import BrokerGroup, Proposed
+from dledger.group_api import BrokerGroup
 from dledger.processors.answers import (
+    Outcome,
     RefusedError,
     answer_when_done,
     proposal_answer,
@@ -153,21 +154,12 @@ class EndTransactionProcessor:
             raise _deleted(half) from error
 
     def _wait(self, connection: Connection, command: RemotingCommand, half_offset: int) -> Handled:
-        answered: list[RemotingCommand] = []
-        is_deferred = False
-
-        def done(proposed: Proposed) -> None:
-            response = proposal_answer(command, proposed, self._group)
-            if is_deferred:
-                connection.reply(command, response)
-            else:
-                answered.append(response)
-
-        self._decisions.wait(half_offset, done)
-        if answered:
-            return answered[0]
-        is_deferred = True
-        return DEFERRED
+        outcome = Outcome(connection, command)
+        self._decisions.wait(
+            half_offset,
+            lambda proposed: outcome.answer(proposal_answer(command, proposed, self._group)),
+        )
+        return outcome.handled()
 
 
 def _deleted(half: HalfMessage) -> RefusedError:

@@ -23,6 +23,10 @@ RECENT_S: Final = 60.0
 MAX_RECENT: Final = 10_000
 """Groups and topics that are remembered for it."""
 
+ANSWERED_PER_TURN: Final = 256
+"""Held requests answered in one go, some 10 ms of the event loop: the next ones when others had
+their turn."""
+
 LineKey = tuple[str, str, int, bool]
 """Consumer group, topic, queue id (-1: any) and whether it only asks if there is something."""
 
@@ -108,9 +112,11 @@ class DueTimes:
         return True
 
     def take(self, now_ms: int) -> list[Pair]:
-        """Forget and return the pairs whose time has come."""
-        taken = []
-        while (at_ms := self.next_ms) is not None and at_ms <= now_ms:
+        """Forget and return the pairs whose time has come, as many as `take_expired`."""
+        taken = list[Pair]()
+        for _ in range(ANSWERED_PER_TURN):
+            if (at_ms := self.next_ms) is None or at_ms > now_ms:
+                break
             pair = heapq.heappop(self._heap)[1]
             del self._times[pair]
             taken.append(pair)
@@ -216,9 +222,11 @@ class PopLines:
         return len(self._lines.get(line, ()))
 
     def take_expired(self, now: float) -> list[PopAsk]:
-        """Release and return all whose time is over."""
-        result = []
-        while (deadline := self.next_deadline) is not None and deadline <= now:
+        """Release and return those whose time is over, as many as are answered in one go."""
+        result = list[PopAsk]()
+        for _ in range(ANSWERED_PER_TURN):
+            if (deadline := self.next_deadline) is None or deadline > now:
+                break
             ask = heapq.heappop(self._deadlines)[2]
             self.release(ask)
             result.append(ask)

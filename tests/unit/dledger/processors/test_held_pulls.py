@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import trio
 
+from dledger.processors import pull as processor
 from dledger.state.state_record import SubscriptionGroupsChange, TopicsChange, state_batch
 from dledger.state.topics import SubscriptionGroupConfig
 from dledger.testing.doubles import VirtualClock
@@ -75,25 +76,6 @@ def test_too_many_held_pulls_are_answered_at_once(filled: Broker) -> None:
     assert response.code == 19
 
 
-async def test_held_pull_passes_the_barrier_at_its_end(autojump_clock: Any, tmp_path: Any) -> None:
-    group = FakeGroup(tmp_path, VirtualClock())
-    broker = Broker(group, VirtualClock())
-    broker.make_topic("T")
-    group.barriers_pass = False
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(broker.processors.pull.run)
-        hold(broker)
-        await trio.sleep(14)
-        assert group.barriers == []
-        await trio.sleep(2)
-        assert len(group.barriers) == 1
-        assert broker.connection.replies == []
-        group.pass_barriers()
-        assert broker.connection.reply_.code == 19
-        nursery.cancel_scope.cancel()
-    group.close()
-
-
 def test_a_deleted_topic_answers_its_held_pulls(filled: Broker) -> None:
     hold(filled, queueOffset=10)
     filled.group.propose(state_batch(TopicsChange(delete=("T",))), lambda _: None)
@@ -106,7 +88,6 @@ def test_a_deleted_topic_answers_its_held_pulls(filled: Broker) -> None:
 async def served(
     request: pytest.FixtureRequest, autojump_clock: Any, tmp_path: Any, nursery: trio.Nursery
 ) -> AsyncIterator[Broker]:
-    """Return a broker with a topic, whose pulls are served; the parameter has settings."""
     group = FakeGroup(tmp_path, VirtualClock())
     broker = Broker(group, VirtualClock(), **getattr(request, "param", {}))
     broker.make_topic("T")
@@ -146,3 +127,23 @@ async def test_the_sweep_answers_a_pull_that_nothing_woke(served: Broker) -> Non
     served.group.put("T", 0, b"x")
     await trio.sleep(5.1)
     assert found(served.connection.reply_) == [b"x"]
+
+
+async def test_held_pull_passes_the_barrier_at_its_end(served: Broker) -> None:
+    served.group.barriers_pass = False
+    hold(served)
+    await trio.sleep(14)
+    assert served.group.barriers == []
+    await trio.sleep(2)
+    assert (len(served.group.barriers), served.connection.replies) == (1, [])
+    served.group.pass_barriers()
+    assert served.connection.reply_.code == 19
+
+
+async def test_crowd_is_answered_in_turns(served: Broker, monkeypatch: Any) -> None:
+    monkeypatch.setattr(processor, "ANSWERED_PER_TURN", 2)
+    for _ in range(5):
+        hold(served)
+    assert len(served.processors.pull._held.expired(float("inf"))) == 2
+    await trio.sleep(15.1)
+    assert len(served.connection.replies) == 3

@@ -42,10 +42,9 @@ def ask(group: str, topic: str, queue_id: int, owner: object = None) -> PopAsk:
 
 def test_lines_are_found_by_group_and_topic() -> None:
     lines = PopLines()
-    held = [ask("g", "T", -1), ask("g", "T", -1), ask("g", "T", 3), ask("h", "T", -1)]
-    held.append(ask("g", "U", -1))
-    for each in held:
-        lines.hold(each)
+    places = (("g", "T", -1), ("g", "T", -1), ("g", "T", 3), ("h", "T", -1), ("g", "U", -1))
+    held = [ask(*place) for place in places]
+    list(map(lines.hold, held))
     assert lines.of_pair(("g", "T")) == [("g", "T", -1, False), ("g", "T", 3, False)]
     assert len(lines.of_topic("T")) == 3
     lines.release(held[0])
@@ -54,6 +53,13 @@ def test_lines_are_found_by_group_and_topic() -> None:
         lines.release(each)
     assert (lines.of_pair(("g", "T")), lines.of_topic("T"), lines.all()) == ([], [], [])
     assert not any((lines._of_pair, lines._of_topic, lines._of_owner))
+
+
+def test_crowd_is_taken_in_turns() -> None:
+    lines = PopLines()
+    for _ in range(300):
+        lines.hold(ask("g", "T", -1))
+    assert [len(lines.take_expired(0.0)) for _ in range(3)] == [256, 44, 0]
 
 
 def test_requests_of_a_connection_are_found_until_they_end() -> None:
