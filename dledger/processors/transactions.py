@@ -146,12 +146,13 @@ class EndTransactionProcessor:
         self._decisions.decide(half.record.queue_offset, decision, done, message)
 
     def _real_queue(self, half: HalfMessage) -> int:
-        if self._topics.is_ending(half.topic):
-            raise _deleted(half)
-        try:
-            return self._topics.real_queue(half.topic, half.queue_id, half.record.phy_offset)
-        except UnprocessableMessageError as error:
-            raise _deleted(half) from error
+        topic, position = half.topic, half.record.phy_offset
+        if self._topics.is_ending(topic) or self._group.state.was_deleted_since(position, topic):
+            raise RefusedError(
+                Condition.TOPIC_NOT_EXIST,
+                f"topic[{topic}] was deleted since; the transaction stays open",
+            )
+        return self._topics.real_queue(topic, half.queue_id, position)
 
     def _wait(self, connection: Connection, command: RemotingCommand, half_offset: int) -> Handled:
         outcome = Outcome(connection, command)
@@ -160,13 +161,6 @@ class EndTransactionProcessor:
             lambda proposed: outcome.answer(proposal_answer(command, proposed, self._group)),
         )
         return outcome.handled()
-
-
-def _deleted(half: HalfMessage) -> RefusedError:
-    return RefusedError(
-        Condition.TOPIC_NOT_EXIST,
-        f"topic[{half.topic}] was deleted since; the transaction stays open",
-    )
 
 
 def _decision(header: EndTransactionHeader) -> TransactionDecision:

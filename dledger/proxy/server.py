@@ -117,6 +117,8 @@ OPTIONS: Final = (
     ("grpc.server.max_pending_requests_hard_limit", MAX_CALLS),
 )
 
+METHODS: Final = pb.DESCRIPTOR.services_by_name["MessagingService"].methods_by_name
+
 Handle = Callable[[Any, Any], Awaitable[Any]]
 """Takes a request, or an iterator that is not used, and the call."""
 
@@ -134,21 +136,24 @@ class _Handlers:
         self._requests = HeldBytes(REQUEST_BYTES_MAX)
         self._receives = HeldBytes(REQUEST_BYTES_MAX)
 
-    def table(self) -> dict[str, Any]:
-        """Return a handler for each call of the interface file."""
-        streams: dict[str, Any] = {
+    def handle(self, name: str) -> Handle:
+        """Return what answers a call of the interface file whose request was read."""
+        streams: dict[str, Handle] = {
             "ReceiveMessage": self._receive,
             "PullMessage": self._pull,
             "Telemetry": self._telemetry,
         }
+        return streams.get(name) or self._unary(name, GetMessageClass(METHODS[name].output_type))
+
+    def table(self) -> dict[str, Any]:
+        """Return a handler for each call of the interface file."""
         found: dict[str, Any] = {}
-        for method in pb.DESCRIPTOR.services_by_name["MessagingService"].methods:
-            answer = GetMessageClass(method.output_type)
-            handle = streams.get(method.name) or self._unary(method.name, answer)
+        for method in METHODS.values():
+            answer, handle = GetMessageClass(method.output_type), self.handle(method.name)
             # To a client a call with one request is the same, whether the program reads it or not.
             make = (
                 grpc.stream_stream_rpc_method_handler
-                if method.name in streams
+                if method.server_streaming
                 else grpc.stream_unary_rpc_method_handler
             )
             found[method.name] = make(

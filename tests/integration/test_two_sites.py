@@ -16,16 +16,18 @@ import functools
 import itertools
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 from typing import Final
+from unittest.mock import patch
 
 import msgspec
 import pytest
 import trio
+from trio._core import _thread_cache
 
 from dledger.client.connect import connect
 from dledger.client.consumer.pull_consumer import PullConsumer
@@ -185,10 +187,23 @@ async def behind_the_proxy(folder: Path) -> AsyncIterator[World]:
         left.over.set()
 
 
+@contextmanager
+def own_workers() -> Iterator[None]:
+    """Let no worker thread outlive the block that begins in it: its network stays that of then."""
+    before = set(threading.enumerate())
+    with patch.object(_thread_cache, "IDLE_TIMEOUT", 0.01):
+        try:
+            yield
+        finally:
+            for thread in set(threading.enumerate()) - before:
+                if thread.name.startswith("Trio"):
+                    thread.join(60)
+
+
 @asynccontextmanager
 async def in_namespaces(folder: Path) -> AsyncIterator[World]:
     names = [*broker_names(PLAN), *name_server_names(PLAN), CLIENTS, RIGHT]
-    with run_network(names) as network, entered(inside(network.hosts[CLIENTS])):
+    with own_workers(), run_network(names) as network, entered(inside(network.hosts[CLIENTS])):
         cluster = lay_out(folder, PLAN, hosts=network.hosts)
         links = KernelLinks(network)
         addresses = cluster.namesrv_addresses

@@ -150,7 +150,8 @@ class Model:
         for key in KEYS:
             found = [
                 position
-                for position in self.index.candidates(TOPIC, key, 0, FOREVER_MS)
+                for file in reversed(self.index._files)
+                for position in file.walk(index_key_hash(TOPIC, key), 0, FOREVER_MS)
                 if position is not None and position >= self.floor
             ]
             alike = [

@@ -160,12 +160,9 @@ async def call(handlers: _Handlers, name: str, rng: random.Random) -> None:
     for _ in range(rng.choice([0, 1, 1, 3])):
         changed(request, rng)
     caller = TrioCall(time_left_s=rng.choice([None, 0.0, 3.0]))
-    handler, began_s = handlers.table()[name], trio.current_time()
-    if handler.unary_unary is not None:
-        answers = [await caller.make(handler.unary_unary, request)]
-    else:
-        await caller.make(handler.unary_stream, request)
-        answers = caller.written
+    began_s = trio.current_time()
+    answer = await caller.make(handlers.handle(name), request)
+    answers = caller.written if answer is None else [answer]
     took_s = trio.current_time() - began_s
     assert took_s <= LONGEST_S, request
     if caller.is_whole:

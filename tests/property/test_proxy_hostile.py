@@ -98,7 +98,7 @@ class Clients:
         """Make a call of one answer; None: its client has ended it."""
         rng = self.rng
         call = TrioCall(client_id, time_left_s=rng.choice([None, 0.3, 2.0, 8.0]))
-        handler = self.handlers.table()[name].unary_unary
+        handler = self.handlers.handle(name)
         if rng.random() < 0.9:
             return await call.make(handler, request)
         with trio.move_on_after(rng.choice([0.0, 0.01, 1.0])):
@@ -197,7 +197,7 @@ class Clients:
         if rng.random() < 0.3 and not is_steady:
             ends_s = rng.choice([0.0, 0.001, 0.1, 2.0])
         with trio.move_on_after(ends_s):
-            await call.make(self.handlers.table()["ReceiveMessage"].unary_stream, asked)
+            await call.make(self.handlers.handle("ReceiveMessage"), asked)
         if not call.is_whole:
             self.ledger.ended.add(attempt_id)
             return []
@@ -344,7 +344,7 @@ async def drain(clients: Clients, pops: PopGroup) -> None:
             assert key not in pops.settled
             entry = pb.AckMessageEntry(receipt_handle=message.receipt_handle)
             asked = pb.AckMessageRequest(group=GROUP, topic=TOPIC, entries=[entry])
-            answer = await clients.handlers.table()["AckMessage"].unary_unary(asked, TrioCall())
+            answer = await clients.handlers.handle("AckMessage")(asked, TrioCall())
             assert answer.entries[0].status.code == pb.OK
             clients.ledger.note(key, clients.serial(), pb.OK)
 

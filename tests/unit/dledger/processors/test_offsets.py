@@ -110,15 +110,6 @@ def test_many_commits_become_one_entry(filled: Broker) -> None:
     assert filled.group.waiting == 0, "nothing new, no entry"
 
 
-def test_many_answered_commits_share_an_entry(filled: Broker) -> None:
-    before = filled.group.log.last_index
-    for queue_id in range(3):
-        assert filled.handle(request(UPDATE, queue(commitOffset=4, queueId=queue_id))) is DEFERRED
-    filled.group.settle()
-    assert filled.group.log.last_index == before + 1
-    assert [reply.code for _, reply in filled.connection.replies] == [0, 0, 0]
-
-
 def test_commit_is_answered_when_it_is_applied(filled: Broker) -> None:
     take(filled, 9)
     command = request(UPDATE, queue(commitOffset=4))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -20,12 +20,9 @@ LEVEL = "DELAY\x013\x02"
 SOON = "TIMER_DELAY_SEC\x019\x02"
 LATE = f"TIMER_DELAY_SEC\x01{DAYS}\x02"  # rolled once, after two days
 
-Step = Callable[[LeaderServices], None]
-
 
 def delete_topic(world: LeaderServices) -> None:
-    answer = world.broker.call(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": "T"})
-    assert answer.code == 0
+    assert world.broker.call(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": "T"}).code == 0
 
 
 def make_topic(world: LeaderServices) -> None:
@@ -42,8 +39,7 @@ def change_topic(world: LeaderServices) -> None:
 
 
 def delete_group(world: LeaderServices) -> None:
-    answer = world.broker.call(RequestCode.DELETE_SUBSCRIPTIONGROUP, {"groupName": "g"})
-    assert answer.code == 0
+    assert world.broker.call(RequestCode.DELETE_SUBSCRIPTIONGROUP, {"groupName": "g"}).code == 0
 
 
 def begin_to_delete_group(world: LeaderServices) -> None:
@@ -76,7 +72,7 @@ async def world(tmp_path: Path, autojump_clock: trio.testing.MockClock) -> Leade
 async def test_message_for_a_deleted_topic_is_set_aside(
     world: LeaderServices,
     nursery: trio.Nursery,
-    step: Step,
+    step: Any,
     properties: str,
     after_s: float,
     due_s: float,
@@ -117,7 +113,7 @@ async def test_message_for_a_changed_topic_comes(
     ],
 )
 async def test_retry_meets_the_group_that_asked_for_it(
-    world: LeaderServices, nursery: trio.Nursery, step: Step, retried: int, aside: int
+    world: LeaderServices, nursery: trio.Nursery, step: Any, retried: int, aside: int
 ) -> None:
     nursery.start_soon(world.serve)
     assert world.send("", b"a").code == 0
