@@ -6,7 +6,6 @@ nothing imports upwards, and help loads none.
 
 from __future__ import annotations
 
-import importlib
 import os
 import re
 import shlex
@@ -445,8 +444,10 @@ def completion(
     """
     app = _app("dledger", ABOUT)
     for name, target, group, about in COMMANDS:
+        alone = _app("dledger", ABOUT)
+        alone.command(target, name=name, help=about, group=group)
         try:
-            importlib.import_module(target.partition(":")[0])
+            alone.generate_completion(prog_name="dledger", shell=shell)
         except ImportError:  # it needs an extra that is not installed: its name is all there is
             app.command(App(name=name, help=about, group=group))
         else:
