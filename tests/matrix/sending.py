@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import trio
@@ -34,7 +34,7 @@ from dledger.client.producer.transaction_producer import (
     TransactionProducer,
     TransactionProducerConfig,
 )
-from dledger.client.trace import decode
+from dledger.client.trace import TraceDispatcher, decode
 from dledger.jepsen_like.chaos.cluster import GROUP
 from tests.harness.operator_cluster import SERVICE
 from tests.matrix.ground import LOOK_S, OTHER_GROUP, SEND_TIMEOUT_S, Ground, Tail, retried
@@ -190,6 +190,8 @@ async def parcels(ground: Ground) -> AsyncIterator[Round]:
             async def play(number: int) -> None:
                 large = (b"large %d " % number) * 400
                 producer = folding[number % len(folding)]
+                counters = cast(TraceDispatcher, producer.trace).counters
+                failed = counters.failed
                 one = await producer.send_to(queue, Message("parcels", large))
                 batch = [Message("parcels", b"small %d-%d" % (number, n)) for n in range(4)]
                 results = await producer.send_batch(batch, queue=queue)
@@ -200,7 +202,8 @@ async def parcels(ground: Ground) -> AsyncIterator[Round]:
                 assert offsets == list(range(offsets[0], offsets[0] + 5))
                 there = await tail.until([large, *(bytes(message.body) for message in batch)])
                 assert there[0].record.size < len(large)
-                await _traced(traces, {result.message_id for result in (one, *results)})
+                wanted = {result.message_id for result in (one, *results)}
+                await _traced(traces, wanted, lambda: counters.failed > failed)
 
             yield play
 
@@ -216,16 +219,16 @@ def _patient(**more: Any) -> ProducerConfig:
     return ProducerConfig(send_timeout_s=SEND_TIMEOUT_S, **more)
 
 
-async def _traced(traces: Tail, wanted: set[str]) -> None:
-    """Wait until the trace of a round shows that these messages were sent, each once."""
+async def _traced(traces: Tail, wanted: set[str], is_lost: Callable[[], bool]) -> None:
+    """Wait until traces show that these messages were sent, each once, or some are counted lost."""
     reported: Counter[str] = Counter()
-    while not wanted <= set(reported):
+    while not (wanted <= set(reported) or is_lost()):
         for message in await traces.more():
             for context in decode(message.body_bytes.decode()):
                 assert context.is_success
                 reported.update(bean.msg_id for bean in context.beans)
         await trio.sleep(LOOK_S)
-    assert all(reported[message_id] == 1 for message_id in wanted)
+    assert all(reported[message_id] <= 1 for message_id in wanted)
 
 
 @row("flow control")

@@ -87,7 +87,6 @@ async def test_message_for_a_deleted_topic_is_set_aside(
     world.group.settle()
     assert world.bodies() == ([b"new"] if step is remake_topic else [])
     assert world.bodies(SET_ASIDE_TOPIC) == [b"old"]
-    nursery.cancel_scope.cancel()
 
 
 @pytest.mark.parametrize("properties", [LEVEL, LATE])
@@ -100,7 +99,6 @@ async def test_message_for_a_changed_topic_comes(
     change_topic(world)
     await trio.sleep(DAYS + 120)
     assert world.bodies() == [b"a"]
-    nursery.cancel_scope.cancel()
 
 
 @pytest.mark.parametrize(
@@ -126,4 +124,3 @@ async def test_retry_meets_the_group_that_asked_for_it(
     await trio.sleep(20)
     assert len(world.read(RETRY)) == retried
     assert len(world.read(SET_ASIDE_TOPIC)) == aside
-    nursery.cancel_scope.cancel()
