@@ -154,7 +154,8 @@ async def main(kind: str, addresses: list[str]) -> None:
                     await trio.sleep(0.05)
             print(json.dumps(done), flush=True)
             await trio.lowlevel.wait_readable(sys.stdin.fileno())
-            attacks.cancel_scope.cancel()
+            if kind != "mutate":  # that ends by its count
+                attacks.cancel_scope.cancel()
         print(json.dumps(done), flush=True)
         nursery.cancel_scope.cancel()
 

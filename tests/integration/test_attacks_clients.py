@@ -136,7 +136,8 @@ async def test_hostile_clients_end_nothing_and_slow_others_little(tmp_path: Path
         assert sorted(int(body) for body in read if body.isdigit()) == list(range(load.sent))
         assert found["half-frames"][2]["mib"] >= 32
         assert found["idle"][2]["opened"] == 2 * 4_096
-        assert found["mutate"][2]["frames"] > found["mutate"][2]["answers"] > 100
+        assert found["mutate"][2]["frames"] >= 20_000
+        assert found["mutate"][2]["answers"] > 100
         for name, (p99_s, grown, _) in found.items():
             assert max(grown.values()) <= TIMES_IDLE_MEMORY, (name, grown)
             assert p99_s <= TIMES_QUIET * quiet_s, (name, p99_s, quiet_s)
