@@ -4,17 +4,17 @@ A lock is a lease; each grant carries a token, the index of its log entry, and w
 carries the token. A row `LOCK` that ended well is a grant or a renewal, one that failed was
 refused; a logical client (`process`) is one holder.
 
-Holding. A grant lasts from its return until its call + lease at least, less by as much as clocks
-may be apart, unless its holder called an unlock. Two of these intervals of different holders must
-not meet, and no grant to another may lie inside one. An unlock with unknown outcome ends every hold
-it could end: that of its token, or every one of its process that it does not precede.
+Holding. A grant lasts until its call + lease at least, less by as much as clocks may be apart,
+unless its holder called an unlock. Of two of different holders one must be able to return when the
+other is over: otherwise neither can be the first. An unlock with unknown outcome ends every hold it
+could end: that of its token, or every one of its process that it does not precede.
 
 Tokens. Any row that ended well and carries token t proves that t was granted before it returned. A
 row with a smaller token, called after that, must not have ended well. A renewal may keep its token;
 a token of two holders, or one granted again after its unlock, fences no client off.
 
-Every rule compares a return with a later call, strictly, and refused or unknown rows prove nothing,
-so a correct history raises no alarm. Whether a refusal was justified is not decided.
+Every rule compares strictly, and refused or unknown rows prove nothing, so a correct history raises
+no alarm. Whether a refusal was justified is not decided.
 """
 
 from __future__ import annotations
@@ -44,10 +44,9 @@ Slot = tuple[str, str, int]
 
 @dataclass(slots=True)
 class _Hold:
-    """A grant, and the time for which its holder certainly holds."""
+    """A grant, and until when its holder holds at least."""
 
     op: Operation
-    begin_ns: int
     end_ns: int
 
 
@@ -172,7 +171,8 @@ def _holds(granted: list[Operation], rows: list[Operation], lease_ns: int) -> li
             else [of_token.get((op.process, op.token)), of_token.get((op.process, NOTHING))]
         )
         calls = [unlocks.first_call(op.call_ns) for unlocks in may_end if unlocks is not None]
-        holds.append(_Hold(op, op.ret_ns, min(op.call_ns + lease_ns, *calls, NEVER)))
+        end_ns = min(op.call_ns + lease_ns, *calls, NEVER)
+        holds.append(_Hold(op, max(op.call_ns, end_ns)))
     return holds
 
 
@@ -199,25 +199,22 @@ class _LastEnd:
 
 
 def _check_holds(holds: list[_Hold], subject: str) -> list[Violation]:
-    by_begin = sorted(holds, key=lambda hold: hold.begin_ns)
+    """Compare each hold with those that return no later, and before it is over."""
     pairs: dict[tuple[int, int], Violation] = {}
+    by_return = sorted(holds, key=lambda hold: hold.op.ret_ns)
     last, at = _LastEnd(), 0
-    for hold in sorted(holds, key=lambda hold: hold.op.call_ns):
-        while by_begin[at].begin_ns < hold.op.call_ns:  # ends at the latest with the hold itself
-            last.take(by_begin[at])
+    for hold in sorted(holds, key=_limit):
+        while at < len(holds) and by_return[at].op.ret_ns <= _limit(hold):
+            last.take(by_return[at])
             at += 1
         other = last.besides(hold.op.process)
         if other is not None and other.end_ns > hold.op.ret_ns:
             _note(pairs, other, hold, subject)
-    last = _LastEnd()
-    for hold in by_begin:
-        if hold.begin_ns >= hold.end_ns:
-            continue  # never certain
-        other = last.besides(hold.op.process)
-        if other is not None and other.end_ns > hold.begin_ns:
-            _note(pairs, other, hold, subject)
-        last.take(hold)
     return list(pairs.values())[:REPORTED_MAX]
+
+
+def _limit(hold: _Hold) -> int:
+    return min(hold.op.ret_ns, hold.end_ns - 1)
 
 
 def _note(
@@ -225,13 +222,13 @@ def _note(
 ) -> None:
     ids = (first.op.op_id, second.op.op_id)
     pairs.setdefault(
-        ids,
+        (min(ids), max(ids)),
         Violation(
             TWO_HOLDERS,
             subject,
             f"p{second.op.process} got the lock while p{first.op.process} held it until "
             f"{first.end_ns} ns",
             ids,
-            at_ns=second.begin_ns,
+            at_ns=second.op.ret_ns,
         ),
     )

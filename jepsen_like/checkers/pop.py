@@ -10,6 +10,10 @@ apart. A later attempt must not have returned before that; a change of the time 
 one of unknown outcome perhaps. Receives of unknown outcome hand messages out that no row has:
 attempts may be missing, but never come twice, and never go back.
 
+Effects decide, not calls: receives that wait at once overlap always. A receipt that was accepted,
+and a later attempt, contradict each other in either order. In order, the next message is not handed
+out alone before the one ahead is acknowledged, or its last attempt over.
+
 A message is that of its queue: where sends, pulls or replicas show its value, one of them shows it
 at the offset at which it was handed out.
 
@@ -106,27 +110,26 @@ class _Deliveries:
                 pair = (first.op, second.op)
                 if first.op.cnt == second.op.cnt:
                     yield violation_of(TWICE, message, *pair)
+                elif second.op.ret_ns < first.op.call_ns:
+                    yield violation_of(WENT_BACK, message, second.op, first.op)
                 elif second.op.ret_ns < first.end_ns:
                     yield violation_of(EARLY, message, *pair)
                 if first.op.value != second.op.value:
                     yield violation_of(OTHER, message, *pair)
-            rows = [one.op for one in deliveries]
-            for newest, op in _newest_before(rows, rows):
-                if newest.cnt > op.cnt:
-                    yield violation_of(WENT_BACK, message, newest, op)
-            acked = [op for op in uses.get(message, ()) if op.f == F.ACK]
-            for ack, op in _newest_before(rows, acked):
-                yield violation_of(AGAIN, message, ack, op)
-            for newest, op in _newest_before(uses.get(message, ()), rows):
-                known = self.of_receipt.get((message, op.txn))
-                if known is not None and newest.cnt > known.op.cnt:
-                    yield violation_of(OLD_RECEIPT, message, newest, op)
+            for use in uses.get(message, ()):
+                known = self.of_receipt.get((message, use.txn))
+                for op in (one.op for one in deliveries):
+                    is_later = known is not None and op.cnt > known.op.cnt
+                    if is_later and op.ret_ns < use.call_ns:
+                        yield violation_of(OLD_RECEIPT, message, op, use)
+                    elif use.f == F.ACK and (is_later or use.ret_ns < op.call_ns):
+                        yield violation_of(AGAIN, message, use, op)
 
     def out_of_order(self, acks: Iterable[Operation]) -> Iterator[Violation]:
-        """Compare first deliveries of neighbours in groups that receive in order.
+        """Compare deliveries of neighbours in groups that receive in order.
 
-        The later one comes neither before the other nor while that is out, unless one answer held
-        both.
+        The later one comes when the other is acknowledged or the time of its last attempt is over,
+        or one answer holds both.
         """
         acked_ns: dict[Message, int] = {}
         for op in acks:
@@ -136,22 +139,14 @@ class _Deliveries:
         for ahead, later in pairwise(in_order):
             if ahead[:3] != later[:3]:
                 continue
-            first = min(self.every[later], key=_call_ns).op
-            by_call = sorted(self.every[ahead], key=_call_ns)
-            for one in by_call:
-                is_before = first.ret_ns < by_call[0].op.call_ns
-                is_out = (
-                    one.op.ret_ns < first.call_ns
-                    and first.ret_ns < one.end_ns
-                    and acked_ns.get(ahead, NEVER) > first.ret_ns
-                )
-                if is_before or is_out:
-                    yield violation_of(OUT_OF_ORDER, later, one.op, first)
+            last = self.every[ahead][-1]
+            until_ns = min(acked_ns.get(ahead, NEVER), last.end_ns)
+            answers = {(one.op.process, one.op.call_ns) for one in self.every[ahead]}
+            for one in self.every[later]:
+                is_alone = (one.op.process, one.op.call_ns) not in answers
+                if one.op.ret_ns < until_ns and is_alone:
+                    yield violation_of(OUT_OF_ORDER, later, last.op, one.op)
                     break
-
-
-def _call_ns(one: _Delivery) -> int:
-    return one.op.call_ns
 
 
 def _end(deliveries: list[_Delivery], clock_error_ns: int) -> None:
@@ -164,23 +159,7 @@ def _end(deliveries: list[_Delivery], clock_error_ns: int) -> None:
         for change in one.changes:
             moved_ns = change.call_ns + change.status * MS_NS
             end_ns = moved_ns if change.outcome == Outcome.OK else min(end_ns, moved_ns)
-        before_cnt, one.end_ns = op.cnt, end_ns - clock_error_ns
-
-
-def _newest_before(
-    rows: Iterable[Operation], known: Iterable[Operation]
-) -> Iterator[tuple[Operation, Operation]]:
-    """Yield the row of *known* of the newest attempt that had returned before the call of each."""
-    returned = sorted(known, key=lambda op: op.ret_ns)
-    newest: Operation | None = None
-    at = 0
-    for op in sorted(rows, key=lambda op: op.call_ns):
-        while at < len(returned) and returned[at].ret_ns < op.call_ns:
-            if newest is None or returned[at].cnt > newest.cnt:
-                newest = returned[at]
-            at += 1
-        if newest is not None:
-            yield newest, op
+        before_cnt, one.end_ns = op.cnt, max(op.call_ns, end_ns - clock_error_ns)
 
 
 def check_history(

@@ -6,7 +6,8 @@ that a group has received everything (see `pop`) has in *cnt* how often a messag
 before it is given up; 0: the dead letters are not known to be whole.
 
 A receipt counts from its delivery, or from the change of the time that gave it, until another one
-takes its place, the message is acknowledged, or its time is over. One that was replaced is refused.
+takes its place, the message is acknowledged, or its time is over. One that was replaced is refused,
+so none is accepted twice where a change of the time is one of both.
 """
 
 from __future__ import annotations
@@ -66,19 +67,23 @@ def violation_of(name: str, message: Message, *ops: Operation) -> Violation:
 
 
 def _replaced(rows: list[Operation]) -> list[Violation]:
-    """Find receipts that were accepted after a change of the time had given another one."""
-    first: dict[tuple[Message, int], Operation] = {}
-    for op in rows:
-        if op.f == F.CHANGE_TIME and op.outcome == Outcome.OK:
-            before = first.setdefault((message_of(op), op.txn), op)
-            if op.ret_ns < before.ret_ns:
-                first[message_of(op), op.txn] = op
-    found = []
+    """Find receipts that were accepted beside a change of the time that gave another one.
+
+    Before the change an acknowledgement ends them, and another change replaces them.
+    """
+    uses: dict[tuple[Message, int], list[Operation]] = {}
     for op in rows:
         if op.f in (F.ACK, F.CHANGE_TIME) and op.outcome == Outcome.OK:
-            change = first.get((message_of(op), op.txn))
-            if change is not None and change.ret_ns < op.call_ns:
-                found.append(violation_of(OLD_RECEIPT, message_of(op), change, op))
+            uses.setdefault((message_of(op), op.txn), []).append(op)
+    found = []
+    for (message, _), every in uses.items():
+        changes = [op for op in every if op.f == F.CHANGE_TIME]
+        change = min(changes, key=lambda op: op.ret_ns, default=None)
+        found += [
+            violation_of(OLD_RECEIPT, message, change, op)
+            for op in every
+            if change is not None and op is not change
+        ]
     return found
 
 

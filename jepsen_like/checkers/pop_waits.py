@@ -3,7 +3,8 @@
 A message is free from the end of a delivery until the receive that is given its next attempt is
 called: its next attempt is known, so nothing else can have held it. A receive of the same group
 that was answered before that, and that had lasted for `LATE_NS` beside the free message, waited in
-vain: it had to be given it at once, whatever it was given in the end.
+vain: it had to be given it at once, whatever it was given in the end. So did the receive that is
+given it, where it lasts as long beside it.
 
 That is demanded where, by the record of faults, nothing was wrong, and no send was slow, and not of
 groups that receive in order, whose messages wait for those ahead of them. A program may stand still
@@ -33,6 +34,8 @@ ALLOWED_PER_CENT: Final = 1
 
 _Line = tuple[str, str]
 """Group and topic."""
+_Receive = tuple[int, int]
+"""Process and call: each message of an answer is a row."""
 
 
 class _Free(NamedTuple):
@@ -67,16 +70,17 @@ def violations(
 ) -> list[Violation]:
     """Return receives that waited in vain, if there are more than a few."""
     every = [op for op in rows if not op.group.endswith(IN_ORDER_SUFFIX)]
-    free = _free(every, clock_error_ns)
-    lasted, found = set[tuple[int, int]](), list[Violation]()
+    free, late = _free(every, clock_error_ns)
+    lasted, found = set[_Receive](), list[Violation]()
     for op in every:
-        receive = (op.process, op.call_ns)  # each message of its answer is a row
+        receive = (op.process, op.call_ns)
         is_answered = op.f == F.RECEIVE and op.outcome != Outcome.INFO
         if not is_answered or op.ret_ns < op.call_ns + LATE_NS or receive in lasted:
             continue
         lasted.add(receive)
         spans = free.get((op.group, op.topic))
         one = None if spans is None else spans.there(op.ret_ns - LATE_NS, op.ret_ns)
+        one = one or late.get(receive)
         if one is not None and record.quiet_ns(one.from_ns, op.ret_ns) == op.ret_ns - one.from_ns:
             found.append(_violation(one, op))
     if len(found) < IN_VAIN_LEAST or 100 * len(found) <= ALLOWED_PER_CENT * len(lasted):
@@ -84,8 +88,10 @@ def violations(
     return found[:REPORTED_MAX]
 
 
-def _free(rows: list[Operation], clock_error_ns: int) -> dict[_Line, _Spans]:
-    """Return when messages were free, by line."""
+def _free(
+    rows: list[Operation], clock_error_ns: int
+) -> tuple[dict[_Line, _Spans], dict[_Receive, _Free]]:
+    """Return when messages were free, by line, and of receives that were given one late which."""
     deliveries: dict[Message, list[Operation]] = {}
     changes: dict[Message, list[Operation]] = {}
     for op in rows:
@@ -95,6 +101,7 @@ def _free(rows: list[Operation], clock_error_ns: int) -> dict[_Line, _Spans]:
         elif op.f == F.CHANGE_TIME and op.outcome != Outcome.FAIL:
             changes.setdefault(message, []).append(op)
     found: dict[_Line, list[_Free]] = {}
+    late: dict[_Receive, _Free] = {}
     for message, every in deliveries.items():
         every.sort(key=lambda op: (op.cnt, op.call_ns))
         for first, second in pairwise(every):
@@ -105,9 +112,12 @@ def _free(rows: list[Operation], clock_error_ns: int) -> dict[_Line, _Spans]:
                 continue
             ends = [op.ret_ns + op.status * MS_NS for op in (first, *of_it)]
             from_ns = max(ends) + clock_error_ns
-            if from_ns < second.call_ns:
-                found.setdefault(message[:2], []).append(_Free(from_ns, second.call_ns, first))
-    return {line: _Spans(spans) for line, spans in found.items()}
+            one = _Free(from_ns, second.call_ns, first)
+            if from_ns < one.to_ns:
+                found.setdefault(message[:2], []).append(one)
+            if max(from_ns, one.to_ns) + LATE_NS <= second.ret_ns:
+                late.setdefault((second.process, second.call_ns), one)
+    return {line: _Spans(spans) for line, spans in found.items()}, late
 
 
 def _violation(one: _Free, op: Operation) -> Violation:
@@ -115,7 +125,7 @@ def _violation(one: _Free, op: Operation) -> Violation:
     free_s, lasted_s = (op.ret_ns - one.from_ns) / 1e9, (op.ret_ns - op.call_ns) / 1e9
     text = (
         f"offset {message.off} of queue {message.queue} was free for {free_s:.1f} s when a receive "
-        f"that had lasted for {lasted_s:.1f} s came back without it"
+        f"that had lasted for {lasted_s:.1f} s came back"
     )
     subject = f"{op.group}@{op.topic}"
     return Violation(IN_VAIN, subject, text, (message.op_id, op.op_id), at_ns=op.ret_ns)

@@ -1,7 +1,7 @@
 """What a push group must come to: all is consumed, each queue has one owner, the counts are right.
 
 A message may be consumed more than once, whenever a member ends or queues change hands; it may not
-be left out. In order, no message is consumed for the first time before those in front of it.
+be left out. In order, no listener gets a message before the one in front of it was consumed once.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Final
 import msgspec
 
 from dledger.jepsen_like.checkers.verdict import REPORTED_MAX, Verdict, Violation, judge
+from dledger.jepsen_like.history.operation import NOTHING
 
 NAME: Final = "push_group"
 
@@ -28,13 +29,14 @@ OUT_OF_ORDER: Final = "consumed before a message in front of it"
 
 @dataclass(frozen=True, slots=True)
 class Consumed:
-    """One message that a listener has dealt with."""
+    """One message that a listener has dealt with; *began_ns*: when it got it."""
 
     member: str
     queue: int
     offset: int
     value: int
     at_ns: int
+    began_ns: int = NOTHING
 
 
 @dataclass(slots=True)
@@ -130,12 +132,17 @@ def _phantoms(record: PushRecord) -> list[Violation]:
 def _out_of_order(record: PushRecord) -> list[Violation]:
     found = []
     newest: dict[int, int] = {}
+    done_ns: dict[tuple[int, int], int] = {}
     for item in record.consumed:
         if item.queue not in record.stored:
             continue
-        expected = newest.get(item.queue, -1) + 1
-        if item.offset > expected:
-            text = f"{item.member} consumed {item.offset} when {expected} was next"
-            found.append(Violation(OUT_OF_ORDER, f"queue {item.queue}", text, at_ns=item.at_ns))
-        newest[item.queue] = max(newest.get(item.queue, -1), item.offset)
+        ahead = newest.get(item.queue, -1)
+        before_ns = done_ns.get((item.queue, item.offset - 1), NOTHING)
+        if item.offset > ahead + 1 or NOTHING < item.began_ns < before_ns:
+            text = f"{item.member} consumed {item.offset} when {min(ahead + 1, item.offset - 1)} "
+            found.append(
+                Violation(OUT_OF_ORDER, f"queue {item.queue}", text + "was next", at_ns=item.at_ns)
+            )
+        newest[item.queue] = max(ahead, item.offset)
+        done_ns.setdefault((item.queue, item.offset), item.at_ns)
     return found

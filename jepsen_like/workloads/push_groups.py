@@ -131,7 +131,7 @@ class PushGroup:
             if host.instance is not instance:
                 return ConsumeStatus.RECONSUME_LATER  # it was killed: nothing happens any more
             (message,) = messages
-            value = value_of(message.body)
+            value, began_ns = value_of(message.body), self._clients.now_ns
             if value % self._slow_of in (0, 1):
                 await self._be_slow(name)
                 if host.instance is not instance:
@@ -139,7 +139,7 @@ class PushGroup:
             if value % REFUSED_AT_FIRST == 0 and not message.reconsume_times:
                 return ConsumeStatus.RECONSUME_LATER
             heard += 1
-            self._note(name, message, value)
+            self._note(name, message, value, began_ns)
             return None
 
         consumer = PushConsumer(
@@ -160,12 +160,12 @@ class PushGroup:
             if host.instance is instance:
                 self.record.counts[start] = (consumer.counts["consumed"], heard)
 
-    def _note(self, name: str, message: DeliveredMessage, value: int) -> None:
+    def _note(self, name: str, message: DeliveredMessage, value: int, began_ns: int) -> None:
         clients, queue = self._clients, message.message_queue
         is_retry = queue.topic != clients.topic
         number = NOTHING if is_retry else queue.queue_id
         self.record.consumed.append(
-            Consumed(name, number, message.queue_offset, value, clients.now_ns)
+            Consumed(name, number, message.queue_offset, value, clients.now_ns, began_ns)
         )
         if not is_retry:
             # A row as of a read that may be old: what was there must agree, when proves nothing.

@@ -105,8 +105,13 @@ def test_longest_hold_kept_behind_shorter_ones() -> None:
     assert [violation.operations for violation in verdict.violations] == [(4, 5)]
 
 
-def test_equal_stamps_overlap() -> None:
-    assert names(lock(0, 1, 0, 10, 9), lock(1, 2, 10, 2_000, 7)) == []
+def test_one_of_two_overlapping_grants_may_be_first() -> None:
+    """One can return when the lease of the other is over; else neither can be the first."""
+    slow = lock(0, 1, 0, 1_020)
+    assert names(slow, lock(1, 2, 20, 1_000)) == []
+    assert names(slow, lock(1, 2, 10, 30)) == []
+    assert names(slow, lock(1, 2, 21, 30)) == [locks.TWO_HOLDERS]
+    assert names(lock(0, 1, 0, 40), lock(1, 2, 0, 40)) == [locks.TWO_HOLDERS]
 
 
 def test_grants_of_other_queues_and_groups_are_judged_apart() -> None:

@@ -47,11 +47,12 @@ def row(op_id: int, f: F, call: int, ret: int, off: int = 0, **more: Any) -> Ope
     """Return a row with stamps in milliseconds."""
     fields: dict[str, Any] = {
         "topic": "T", "queue": 0, "off": off, "group": "g", "cnt": 1 if f == F.RECEIVE else 0,
-        "status": SPAN if f != F.ACK else NOTHING, "txn": 7, "outcome": Outcome.OK, **more,
+        "status": SPAN if f != F.ACK else NOTHING, "txn": 7, "outcome": Outcome.OK, "process": 1,
+        **more,
     }  # fmt: skip
-    outcome = fields.pop("outcome")
+    outcome, process = fields.pop("outcome"), fields.pop("process")
     end = NEVER if outcome == Outcome.INFO else ret * MS_NS
-    return Operation(op_id, op_id, 1, NOTHING, f, outcome, call * MS_NS, end, **fields)
+    return Operation(op_id, op_id, process, NOTHING, f, outcome, call * MS_NS, end, **fields)
 
 
 def received(op_id: int, call: int, ret: int, off: int = 0, **more: Any) -> Operation:
@@ -121,6 +122,23 @@ def test_planted_anomaly_is_named(rows: tuple[Operation, ...], name: str) -> Non
     assert name in names(*CLEAN, *rows)
 
 
+@pytest.mark.parametrize(
+    ("rows", "name"),
+    [
+        ((received(0, 0, 50), received(1, 0, 50, txn=8)), TWICE),
+        ((received(0, 0, 50), received(1, 0, 50, cnt=2, txn=8)), EARLY),
+        ((received(0, 0, 1), row(2, F.ACK, 90, 120), received(1, 80, 110, cnt=2, txn=8)), AGAIN),
+        ((received(0, 0, 1), row(2, F.ACK, 40, 190), received(1, 50, 190, cnt=2, txn=8)), AGAIN),
+        (
+            (received(0, 0, 1), *(row(at, F.CHANGE_TIME, 10, 20, min_off=at) for at in (8, 9))),
+            OLD_RECEIPT,
+        ),
+    ],
+)
+def test_anomaly_whose_operations_overlap_is_named(rows: tuple[Operation, ...], name: str) -> None:
+    assert names(*rows) == {name}
+
+
 def test_time_is_counted_from_the_call() -> None:
     assert names(received(0, 0, 50), received(1, 60, 99, cnt=2, txn=8)) == {EARLY}
     assert names(received(0, 0, 50), received(1, 60, 100, cnt=2, txn=8)) == set()
@@ -137,19 +155,26 @@ def test_change_of_unknown_outcome_may_shorten_the_time() -> None:
     assert names(rows[0], longer, received(2, 101, 102, cnt=2, txn=8)) == set()
 
 
-def test_order_is_that_of_first_deliveries() -> None:
+def test_order_is_kept_until_the_one_ahead_is_over() -> None:
     group = "g" + IN_ORDER_SUFFIX
-    rows = (received(0, 10, 11, 0, group=group), received(1, 0, 9, 1, group=group))
-    assert names(*rows) == {OUT_OF_ORDER}
-    assert names(received(0, 10, 11, 0), received(1, 0, 9, 1)) == set()
-    together = received(1, 10, 11, 1, group=group)
-    assert names(rows[0], together) == set()
-    while_out = received(1, 12, 13, 1, group=group)
-    assert names(rows[0], while_out) == {OUT_OF_ORDER}
-    for outcome in (Outcome.OK, Outcome.INFO):
-        ack = row(3, F.ACK, 12, 14, 0, group=group, outcome=outcome)
-        assert names(rows[0], ack, while_out) == set()
-    assert names(rows[0], received(1, 110, 111, 1, group=group)) == set()
+    ahead = received(0, 10, 31, group=group)
+
+    def later(call: int, ret: int, **more: Any) -> Operation:
+        return received(1, call, ret, 1, **{"group": group, "process": 2, **more})
+
+    assert names(received(0, 10, 11), received(1, 0, 9, 1)) == set(), "any order will do"
+    for call, ret in ((0, 9), (0, 20), (10, 31), (30, 40), (32, 109)):
+        assert names(ahead, later(call, ret)) == {OUT_OF_ORDER}
+        for outcome in (Outcome.OK, Outcome.INFO):
+            ack = row(3, F.ACK, ret, 200, group=group, outcome=outcome)
+            assert names(ahead, ack, later(call, ret)) == set()
+    assert names(ahead, later(10, 31, process=1)) == set(), "one answer has both"
+    assert names(ahead, later(0, 110)) == set(), "it may have been given up"
+    again = received(2, 120, 121, cnt=2, txn=8, group=group)
+    assert names(ahead, again, later(0, 110)) == {OUT_OF_ORDER}
+    assert names(ahead, again, later(0, 219)) == {OUT_OF_ORDER}
+    assert names(ahead, again, later(120, 121, process=1)) == set()
+    assert names(ahead, again, later(0, 220)) == set()
 
 
 def test_held_receive_begins_when_the_attempt_before_is_over() -> None:
@@ -167,7 +192,7 @@ def test_receipt_that_was_replaced_is_refused(f: F) -> None:
     rows = (received(0, 0, 1), change)
     assert names(*rows, row(2, f, 12, 13, txn=7, min_off=10)) == {OLD_RECEIPT}
     assert names(*rows, row(2, f, 12, 13, txn=9, min_off=10)) == set()
-    assert names(*rows, row(2, f, 10, 13, txn=7, min_off=10)) == set()
+    assert names(*rows, row(2, f, 10, 13, txn=7, min_off=10)) == {OLD_RECEIPT}
     refused = row(2, f, 12, 13, txn=7, err=STALE, outcome=Outcome.FAIL)
     assert names(*rows, refused) == set()
 

@@ -77,6 +77,15 @@ def test_another_message_is_no_excuse() -> None:
     assert found(*rows, row(5, F.RECEIVE, 1_000, 2_000, 9, cnt=1)) == {3, 5}
 
 
+def test_message_that_is_received_late_was_waited_for_in_vain() -> None:
+    late = row(3, F.RECEIVE, 50, 1_110, cnt=2, txn=2)
+    other = [replace(op, off=1) for op in (FIRST, replace(late, op_id=4, process=4))]
+    assert found(FIRST, late) == set(), "a single one"
+    assert found(FIRST, late, *other) == {3, 4}
+    assert found(FIRST, replace(late, ret_ns=late.ret_ns - 1), *other) == set()
+    assert found(FIRST, late, *other, clock_error_ms=1) == set()
+
+
 def test_groups_that_receive_in_order_are_not_judged() -> None:
     rows = [replace(op, group="g-in-order") for op in (FIRST, *WAITS, AGAIN)]
     assert found(*rows) == set()

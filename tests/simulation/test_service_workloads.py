@@ -1,0 +1,98 @@
+"""Clients of single services in simulated clusters: their law is kept whatever dies."""
+
+from __future__ import annotations
+
+from collections import Counter
+from functools import cache
+from typing import Any
+
+import pytest
+
+from dledger.jepsen_like.checkers.locks import TWO_HOLDERS, check_history
+from dledger.jepsen_like.checkers.verdict import Verdict
+from dledger.jepsen_like.history.operation import NOTHING, F, Operation, Outcome
+from dledger.jepsen_like.plans.plan import Kind, Plan, Settings, Step, Workload
+from dledger.jepsen_like.simulation.play import Played, play
+
+pytestmark = pytest.mark.slow
+
+STEPS = (
+    Step(12_000, Kind.KILL, "leader", 3_000),
+    Step(26_000, Kind.PAUSE, "leader", 9_000),
+    Step(42_000, Kind.ISOLATE, "leader", 6_000),
+)
+WORKLOADS: dict[str, tuple[int, dict[str, Any]]] = {
+    "pop": (11, {"receivers": 4, "queues": 2, "interval_ms": 700}),
+    "steps": (11, {"producers": 2, "steppers": 3, "queues": 4, "interval_ms": 400}),
+    "locks": (7, {"lockers": 4, "queues": 2, "interval_ms": 700}),
+    "lifetimes": (12, {"expirers": 8, "queues": 2}),
+}
+"""By checker: seed and clients."""
+
+
+@cache
+def played(checker: str) -> Played:
+    seed, shape = WORKLOADS[checker]
+    workload = Workload(
+        **{"producers": 1, "consumers": 0, "readers": 0, "delayed_per_mille": 0, **shape}
+    )
+    return play(
+        Plan(seed, 60_000, STEPS, workload=workload, settings=Settings(lock_lease_ms=8_000))
+    )
+
+
+def verdict(checker: str) -> Verdict:
+    return next(each for each in played(checker).verdicts if each.checker == checker)
+
+
+def rows(checker: str, f: F) -> list[Operation]:
+    return [op for op in played(checker).history.operations if op.f == f]
+
+
+@pytest.mark.parametrize("checker", WORKLOADS)
+def test_law_is_kept_through_kills_pauses_and_cuts(checker: str) -> None:
+    assert played(checker).violations == ()
+    assert verdict(checker).validity == "valid"
+    assert played(checker).sometimes["leader_change"] >= 3
+
+
+def test_receivers_use_receipts_in_every_way() -> None:
+    assert verdict("pop").counts["received"] > 100
+    assert verdict("pop").counts["again"] > 5
+    assert any(op.err == "ReceiptStaleError" for op in rows("pop", F.ACK))
+    assert any(op.outcome == Outcome.OK for op in rows("pop", F.CHANGE_TIME))
+    received = rows("pop", F.RECEIVE)
+    groups = {op.group for op in received if op.off != NOTHING}
+    assert groups == {"receivers", "receivers-in-order"}
+    assert {op.group for op in received if op.max_off != NOTHING} == groups
+
+
+def test_steps_end_in_every_way() -> None:
+    counts = verdict("steps").counts
+    assert min(counts["stored"], counts["overtaken"], counts["outputs"]) > 30
+    steps = rows("steps", F.STEP)
+    assert {op.outcome for op in steps} == {Outcome.OK, Outcome.INFO, Outcome.FAIL}
+    assert any(op.err == "StepOvertakenError" for op in steps)
+    assert any(op.group == "steppers" and op.cnt > 1 for op in steps)
+
+
+def test_locks_change_hands_and_old_tokens_are_refused() -> None:
+    locks, commits = rows("locks", F.LOCK), rows("locks", F.COMMIT)
+    assert len(Counter(op.process for op in locks if op.outcome == Outcome.OK)) >= 4
+    assert verdict("locks").counts["locks"] == 2
+    assert any(op.err == "LockedByOther" for op in locks)
+    assert any(op.err == "LockLostError" for op in commits)
+    assert any(op.outcome == Outcome.OK and op.token > 0 for op in commits)
+
+
+def test_lock_checker_gets_the_lease_of_the_plan() -> None:
+    """With a lease that no broker gave, the same history has two holders at once."""
+    longer = check_history(played("locks").history.operations, lease_ns=60_000_000_000)
+    assert TWO_HOLDERS in {violation.name for violation in longer.violations}
+
+
+def test_expirers_read_and_pass_over_messages() -> None:
+    reads = [op for op in rows("lifetimes", F.LIVING) if op.outcome == Outcome.OK]
+    assert sum(op.value != NOTHING and not op.group for op in reads) > 30
+    assert sum(op.value != NOTHING and bool(op.group) for op in reads) > 10
+    assert any(op.max_off - op.off > 1 for op in reads), "nothing is passed over"
