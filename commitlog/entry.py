@@ -29,17 +29,14 @@ from typing_extensions import Buffer
 from dledger.commitlog.errors import CorruptEntryError, InvariantBroken, NewerEntryError
 from dledger.commitlog.record import (
     BORN_HOST_OFFSET,
-    IPV4_HOST_BYTES,
-    IPV6_EXTRA_BYTES,
-    IPV6_HOST_BYTES,
+    HOST_FLAGS,
+    LAYOUTS,
     MIN_RECORD_BYTES,
     QUEUE_OFFSET_OFFSET,
-    STORE_TIMESTAMP_OFFSET,
-    SYS_FLAG_BORN_HOST_V6,
     SYS_FLAG_OFFSET,
-    SYS_FLAG_STORE_HOST_V6,
+    Layout,
 )
-from dledger.commitlog.record_columns import scatter
+from dledger.commitlog.record_columns import STORE_TIME_AT, scatter
 
 ENTRY_MAGIC: Final = 0xD1ED6E01
 ENTRY_FORMAT: Final = 1
@@ -118,12 +115,14 @@ class RecordBatch(msgspec.Struct, frozen=True, eq=False):
         sizes: Size of each record in bytes, uint32.
         runs: Which queue each stretch of records belongs to; counts add up to the records.
         born_host: Packed address to write into every record, or None when they have theirs.
+        heads: How many at its begin are the broker's own, each a run: no answer counts them.
     """
 
     records: Buffer
     sizes: npt.NDArray[np.uint32]
     runs: tuple[Run, ...]
     born_host: bytes | None = None
+    heads: int = 0
 
     @classmethod
     def joined(cls, records: Sequence[bytes], runs: Iterable[Run]) -> RecordBatch:
@@ -271,30 +270,10 @@ def seal_entry(
     )
     runs = [run for batch in batches for run in batch.runs]
     _check_batches(batches, runs, queue_offsets, count, len(frame) - body_start, sizes)
-    if count <= _PLAIN_PATCH_RECORDS:
-        _patch_plain(
-            frame,
-            batches,
-            runs,
-            queue_offsets,
-            body_start,
-            sizes,
-            position,
-            store_time_ms,
-            store_host,
-        )
-    else:
-        _patch_bulk(
-            frame,
-            batches,
-            runs,
-            queue_offsets,
-            body_start,
-            sizes,
-            position,
-            store_time_ms,
-            store_host,
-        )
+    patch = _patch_plain if count <= _PLAIN_PATCH_RECORDS else _patch_bulk
+    patch(
+        frame, batches, runs, queue_offsets, body_start, sizes, position, store_time_ms, store_host
+    )
     _write_header(frame, KIND_RECORDS, index, term, position, count, prev_chain, store_time_ms)
     return frame
 
@@ -378,12 +357,9 @@ def _patch_plain(
     for run, queue_offset in zip(runs, queue_offsets, strict=True):
         for _ in range(run.count):
             _OFFSETS.pack_into(frame, start + QUEUE_OFFSET_OFFSET, queue_offset, position + start)
-            at = start + STORE_TIMESTAMP_OFFSET
-            flags = frame[start + _SYS_FLAG_LOW_BYTE]
-            if flags & SYS_FLAG_BORN_HOST_V6:
-                at += IPV6_EXTRA_BYTES
-            _check_store_host(bool(flags & SYS_FLAG_STORE_HOST_V6), store_host)
-            frame[at : at + len(time_and_host)] = time_and_host
+            layout = Layout.at(frame, start)
+            _check_store_host(layout, store_host)
+            frame[start + layout.store_time : start + layout.reconsume_times] = time_and_host
             queue_offset += 1
             start += record_sizes_[i]
             i += 1
@@ -395,10 +371,9 @@ def _patch_plain(
             start += sum(record_sizes_[i : i + count])
         else:
             for size in record_sizes_[i : i + count]:
-                flags = frame[start + _SYS_FLAG_LOW_BYTE]
-                _check_born_host(bool(flags & SYS_FLAG_BORN_HOST_V6), batch.born_host)
-                at = start + BORN_HOST_OFFSET
-                frame[at : at + len(batch.born_host)] = batch.born_host
+                layout = Layout.at(frame, start)
+                _check_born_host(layout, batch.born_host)
+                frame[start + BORN_HOST_OFFSET : start + layout.store_time] = batch.born_host
                 start += size
         i += count
 
@@ -427,18 +402,10 @@ def _patch_bulk(
     offsets[:, 1] = starts + position
     scatter(frame, starts + QUEUE_OFFSET_OFFSET, offsets.view("V16").ravel())
 
-    flags = np.frombuffer(frame, np.uint8)[starts + _SYS_FLAG_LOW_BYTE]
-    store_times = starts + STORE_TIMESTAMP_OFFSET
-    v6_flags = flags & (SYS_FLAG_BORN_HOST_V6 | SYS_FLAG_STORE_HOST_V6)
-    born_v6 = None
-    if v6_flags.any():
-        born_v6 = (flags & SYS_FLAG_BORN_HOST_V6) != 0
-        store_times[born_v6] += IPV6_EXTRA_BYTES
-        store_v6 = (flags & SYS_FLAG_STORE_HOST_V6) != 0
-        for is_v6 in {bool(store_v6.any()), bool(store_v6.all())}:
-            _check_store_host(is_v6, store_host)
-    else:
-        _check_store_host(False, store_host)
+    host_flags = np.frombuffer(frame, np.uint8)[starts + _SYS_FLAG_LOW_BYTE] & HOST_FLAGS
+    for flags in set(host_flags.tobytes()):
+        _check_store_host(LAYOUTS[flags], store_host)
+    store_times = starts + STORE_TIME_AT[host_flags]
     time_and_host = store_time_ms.to_bytes(8, "big", signed=True) + store_host
     scatter(frame, store_times, np.frombuffer(time_and_host, f"V{len(time_and_host)}"))
 
@@ -446,21 +413,20 @@ def _patch_bulk(
     for batch in batches:
         after = done + len(batch.sizes)
         if batch.born_host is not None:
-            batch_v6 = () if born_v6 is None else born_v6[done:after].tolist()
-            for is_v6 in set(batch_v6) or {False}:
-                _check_born_host(is_v6, batch.born_host)
+            for flags in set(host_flags[done:after].tobytes()):
+                _check_born_host(LAYOUTS[flags], batch.born_host)
             host = np.frombuffer(batch.born_host, f"V{len(batch.born_host)}")
             scatter(frame, starts[done:after] + BORN_HOST_OFFSET, host)
         done = after
 
 
-def _check_store_host(is_v6: bool, store_host: bytes) -> None:
-    if len(store_host) != (IPV6_HOST_BYTES if is_v6 else IPV4_HOST_BYTES):
+def _check_store_host(layout: Layout, store_host: bytes) -> None:
+    if len(store_host) != layout.reconsume_times - layout.store_host:
         raise InvariantBroken(f"a store host of {len(store_host)} bytes does not fit its record")
 
 
-def _check_born_host(is_v6: bool, born_host: bytes) -> None:
-    if len(born_host) != (IPV6_HOST_BYTES if is_v6 else IPV4_HOST_BYTES):
+def _check_born_host(layout: Layout, born_host: bytes) -> None:
+    if len(born_host) != layout.store_time - BORN_HOST_OFFSET:
         raise InvariantBroken(f"a born host of {len(born_host)} bytes does not fit its record")
 
 

@@ -18,7 +18,7 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from ipaddress import AddressValueError, IPv4Address, IPv6Address
-from typing import Final
+from typing import Final, NamedTuple
 
 from typing_extensions import Buffer
 
@@ -70,21 +70,49 @@ BODY_CRC_MASK: Final = 0x7FFFFFFF
 
 NO_HOST: Final = bytes(IPV4_HOST_BYTES)
 
-_HEADS: Final = {
-    (born, store): struct.Struct(f">IIIiiqqIq{born}sq{store}siqi")
-    for born in (IPV4_HOST_BYTES, IPV6_HOST_BYTES)
-    for store in (IPV4_HOST_BYTES, IPV6_HOST_BYTES)
+STORED_MS_BYTES: Final = STORE_TIMESTAMP_OFFSET + IPV6_EXTRA_BYTES + 8
+"""Begin of a record up to its store time, whatever its hosts."""
+
+HOST_FLAGS: Final = SYS_FLAG_BORN_HOST_V6 | SYS_FLAG_STORE_HOST_V6
+
+
+class Layout(NamedTuple):
+    """The fixed part of a record, and at which byte of it what follows bornHost begins."""
+
+    head: struct.Struct
+    store_time: int
+    store_host: int
+    reconsume_times: int
+
+    @property
+    def body(self) -> int:
+        """Where the body begins, behind its length."""
+        return self.head.size
+
+    @classmethod
+    def at(cls, records: bytes | bytearray | memoryview, start: int = 0) -> Layout:
+        """Return that of the record at byte *start*: its system flag states how long hosts are."""
+        return LAYOUTS[records[start + SYS_FLAG_OFFSET + 3] & HOST_FLAGS]
+
+
+def _layout(flags: int) -> Layout:
+    born = IPV6_HOST_BYTES if flags & SYS_FLAG_BORN_HOST_V6 else IPV4_HOST_BYTES
+    store = IPV6_HOST_BYTES if flags & SYS_FLAG_STORE_HOST_V6 else IPV4_HOST_BYTES
+    time = BORN_HOST_OFFSET + born
+    head = struct.Struct(f">IIIiiqqIq{born}sq{store}siqi")
+    return Layout(head, time, time + 8, time + 8 + store)
+
+
+LAYOUTS: Final = {flags: _layout(flags) for flags in (0, 16, 32, HOST_FLAGS)}
+"""By the flags of a record's hosts."""
+
+_FLAGS_BY_HOSTS: Final = {
+    (layout.store_time - BORN_HOST_OFFSET, layout.reconsume_times - layout.store_host): flags
+    for flags, layout in LAYOUTS.items()
 }
-_HEAD_V4: Final = _HEADS[IPV4_HOST_BYTES, IPV4_HOST_BYTES]
-_HEAD_BY_SYS_FLAG: Final = {
-    0: _HEAD_V4,
-    SYS_FLAG_BORN_HOST_V6: _HEADS[IPV6_HOST_BYTES, IPV4_HOST_BYTES],
-    SYS_FLAG_STORE_HOST_V6: _HEADS[IPV4_HOST_BYTES, IPV6_HOST_BYTES],
-    SYS_FLAG_BORN_HOST_V6 | SYS_FLAG_STORE_HOST_V6: _HEADS[IPV6_HOST_BYTES, IPV6_HOST_BYTES],
-}
-_HOST_FLAGS: Final = SYS_FLAG_BORN_HOST_V6 | SYS_FLAG_STORE_HOST_V6
+_HEAD_V4: Final = LAYOUTS[0].head
 _SIZE_AND_MAGIC: Final = struct.Struct(">II")
-_SYS_FLAG: Final = struct.Struct(">I")
+_U32: Final = struct.Struct(">I")
 _I16: Final = struct.Struct(">h")
 _pack_i16 = _I16.pack
 _pack_head_v4 = _HEAD_V4.pack
@@ -200,19 +228,16 @@ def encode_record(
     size = MIN_RECORD_BYTES - 1 + len(topic_length) + body_bytes + topic_bytes + properties_bytes
     if len(born_host) == IPV4_HOST_BYTES and len(store_host) == IPV4_HOST_BYTES:
         pack_head = _pack_head_v4
-        if sys_flag & _HOST_FLAGS:
-            sys_flag &= ~_HOST_FLAGS
+        if sys_flag & HOST_FLAGS:
+            sys_flag &= ~HOST_FLAGS
     else:
-        head = _HEADS.get((len(born_host), len(store_host)))
-        if head is None:
+        host_flags = _FLAGS_BY_HOSTS.get((len(born_host), len(store_host)))
+        if host_flags is None:
             raise LocalProtocolError("hosts are packed into 8 or 20 bytes")
+        head = LAYOUTS[host_flags].head
         pack_head = head.pack
         size += head.size - _HEAD_V4.size
-        sys_flag &= ~_HOST_FLAGS
-        if len(born_host) == IPV6_HOST_BYTES:
-            sys_flag |= SYS_FLAG_BORN_HOST_V6
-        if len(store_host) == IPV6_HOST_BYTES:
-            sys_flag |= SYS_FLAG_STORE_HOST_V6
+        sys_flag = (sys_flag & ~HOST_FLAGS) | host_flags
     try:
         head_bytes = pack_head(
             size,
@@ -266,7 +291,7 @@ class RecordTemplate:
         """Return the record that `encode_record` returns for the same, and raise what it raises."""
         properties_bytes = len(properties)
         topic = self._topic
-        if topic and properties_bytes <= MAX_PROPERTIES_BYTES and not sys_flag & _HOST_FLAGS:
+        if topic and properties_bytes <= MAX_PROPERTIES_BYTES and not sys_flag & HOST_FLAGS:
             try:
                 return b"".join(
                     (
@@ -330,8 +355,7 @@ def decode_record(buf: Buffer, offset: int = 0, *, check_crc: bool = True) -> Re
     if not MIN_RECORD_BYTES <= size <= available:
         raise CorruptRecordError(f"record at {offset} claims {size} bytes, there are {available}")
     end = offset + size
-    (host_flags,) = _SYS_FLAG.unpack_from(view, offset + SYS_FLAG_OFFSET)
-    head = _HEAD_BY_SYS_FLAG[host_flags & _HOST_FLAGS]
+    head = Layout.at(view, offset).head
     body_start = offset + head.size
     if body_start > end:
         raise CorruptRecordError(f"record at {offset} ends within its hosts")
@@ -396,6 +420,12 @@ def decode_record(buf: Buffer, offset: int = 0, *, check_crc: bool = True) -> Re
     )
 
 
+def stored_ms_of(record: bytes | bytearray | memoryview) -> int:
+    """Return the store time of a record; its first `STORED_MS_BYTES` bytes are enough."""
+    at = Layout.at(record).store_time
+    return int.from_bytes(record[at : at + 8], "big", signed=True)
+
+
 def record_properties(record: Buffer) -> bytes:
     """Return the encoded properties of one whole record; its checksum is not looked at.
 
@@ -403,13 +433,9 @@ def record_properties(record: Buffer) -> bytes:
     """
     view = memoryview(record)
     try:
-        (sys_flag,) = _SYS_FLAG.unpack_from(view, SYS_FLAG_OFFSET)
-        at = BODY_LENGTH_OFFSET
-        if sys_flag & _HOST_FLAGS:
-            v6_hosts = (sys_flag & _HOST_FLAGS).bit_count()
-            at += v6_hosts * IPV6_EXTRA_BYTES
-        (body_bytes,) = _SYS_FLAG.unpack_from(view, at)
-        at += 4 + body_bytes
+        at = Layout.at(view).body
+        (body_bytes,) = _U32.unpack_from(view, at - 4)
+        at += body_bytes
         if _SIZE_AND_MAGIC.unpack_from(view)[1] == MAGIC_V2:
             at += 2 + _I16.unpack_from(view, at)[0]
         else:
@@ -427,8 +453,7 @@ def checked_body(buf: Buffer, offset: int) -> tuple[memoryview, int]:
     """Return body and size of the record at *offset*, which was checked before."""
     view = memoryview(buf)
     size, _ = _SIZE_AND_MAGIC.unpack_from(view, offset)
-    (host_flags,) = _SYS_FLAG.unpack_from(view, offset + SYS_FLAG_OFFSET)
-    start = offset + _HEAD_BY_SYS_FLAG[host_flags & _HOST_FLAGS].size
+    start = offset + Layout.at(view, offset).body
     return view[start : start + int.from_bytes(view[start - 4 : start], "big")], size
 
 

@@ -16,15 +16,12 @@ import numpy.typing as npt
 
 from dledger.commitlog.errors import CorruptRecordError
 from dledger.commitlog.record import (
-    BODY_LENGTH_OFFSET,
     BODY_OFFSET,
-    IPV6_EXTRA_BYTES,
+    HOST_FLAGS,
+    LAYOUTS,
     MAGIC_V1,
     MAGIC_V2,
     MIN_RECORD_BYTES,
-    STORE_TIMESTAMP_OFFSET,
-    SYS_FLAG_BORN_HOST_V6,
-    SYS_FLAG_STORE_HOST_V6,
 )
 
 
@@ -82,6 +79,12 @@ HEAD_DTYPE: Final = np.dtype(
 )
 """The first 88 bytes of a record whose hosts are IPv4."""
 
+STORE_TIME_AT: Final = np.zeros(HOST_FLAGS + 1, np.int64)
+_BODY_AT: Final = np.zeros(HOST_FLAGS + 1, np.int64)
+"""By the flags of a record's hosts, where the field begins."""
+for _flags, _layout in LAYOUTS.items():
+    STORE_TIME_AT[_flags], _BODY_AT[_flags] = _layout.store_time, _layout.body
+
 _I64: Final = np.dtype(">i8")
 _I32: Final = np.dtype(">i4")
 _I16: Final = np.dtype(">i2")
@@ -133,14 +136,11 @@ def record_columns(
     _refuse(head["size"] != sizes, "has another size in its table")
     sys_flag = head["sys_flag"].astype(np.int32)
 
-    if (sys_flag & (SYS_FLAG_BORN_HOST_V6 | SYS_FLAG_STORE_HOST_V6)).any():
-        born_extra = np.where(sys_flag & SYS_FLAG_BORN_HOST_V6, IPV6_EXTRA_BYTES, 0)
-        store_extra = np.where(sys_flag & SYS_FLAG_STORE_HOST_V6, IPV6_EXTRA_BYTES, 0)
-        extra = born_extra + store_extra
-        _refuse(sizes < MIN_RECORD_BYTES + extra, "ends within its hosts")
-        store_time_ms = gather(buffer, starts + (STORE_TIMESTAMP_OFFSET + born_extra), _I64)
-        body_bytes = gather(buffer, starts + (BODY_LENGTH_OFFSET + extra), _I32).astype(np.int64)
-        body_start = starts + (BODY_OFFSET + extra)
+    if (sys_flag & HOST_FLAGS).any():
+        body_start = starts + _BODY_AT[sys_flag & HOST_FLAGS]
+        _refuse(body_start + 3 > ends, "ends within its hosts")
+        store_time_ms = gather(buffer, starts + STORE_TIME_AT[sys_flag & HOST_FLAGS], _I64)
+        body_bytes = gather(buffer, body_start - 4, _I32).astype(np.int64)
     else:
         store_time_ms = head["store_timestamp_ms"]
         body_bytes = head["body_bytes"].astype(np.int64)

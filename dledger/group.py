@@ -71,6 +71,7 @@ class Group(Proposals):
             store,
             settings,
             clock,
+            store_host=store_host,
             entry_bytes_max=min(settings.max_entry_bytes, cap),
             sync_replication=sync_replication,
         )

@@ -146,9 +146,9 @@ class Proposed(msgspec.Struct, frozen=True):
 
     outcome: Outcome
     first_offsets: tuple[int, ...] = ()
-    """First queue offset of each run of the batch."""
+    """First queue offset of each run of the batch behind its heads."""
     phy_offset: int = -1
-    """Position of the batch's first record; the others follow it without a gap."""
+    """Position of the first record behind them; the others follow it without a gap."""
     store_time_ms: int = 0
     index: int = 0
     term: int = 0

@@ -45,6 +45,7 @@ from dledger.raft.member import RaftNode
 from dledger.remoting.protocol.own_fields import NO_OFFSET
 from dledger.remoting.seams import Clock
 from dledger.settings.tables import RaftTable
+from dledger.state.state_record import with_hosts
 from dledger.state.tables import QueueKey, StateTables
 from dledger.store import ReplicaStore
 from dledger.waiting import Wakeup
@@ -191,6 +192,7 @@ class Proposals:
 
     Attributes:
         settings: May change while the group runs.
+        store_host: Packed address of this replica, which its records get.
         entry_bytes_max: Largest entry.
         sync_replication: Answer when a majority has the entry; else when this leader has it.
         leadership: Set while this replica leads and has applied an entry of its own term.
@@ -206,11 +208,13 @@ class Proposals:
         settings: RaftTable,
         clock: Clock,
         *,
+        store_host: bytes,
         entry_bytes_max: int,
         sync_replication: bool,
     ) -> None:
         self.store = store
         self.settings = settings
+        self.store_host = store_host
         self.entry_bytes_max = entry_bytes_max
         self.sync_replication = sync_replication
         self.leadership: Leadership | None = None
@@ -265,6 +269,7 @@ class Proposals:
             raise NotLeaderError(self.leader_address, self.node.term)
         if self._draining:
             raise ShuttingDownError("this broker is stopping; nothing was stored")
+        batch = with_hosts(batch, self.store_host)
         size = len(memoryview(batch.records)) + SIZE_FIELD_BYTES * len(batch.sizes)
         if size + ENTRY_HEADER_BYTES > self.entry_bytes_max:
             raise LocalProtocolError(
@@ -367,10 +372,11 @@ class Proposals:
         position = entry_log.position_at(index) + ENTRY_HEADER_BYTES + SIZE_FIELD_BYTES * count
         waiting, at = [], 0
         for pending in taken:
-            runs = len(pending.batch.runs)
-            waiting.append((pending, tuple(offsets[at : at + runs]), position))
-            position += pending.size - SIZE_FIELD_BYTES * len(pending.batch.sizes)
-            at += runs
+            batch, after = pending.batch, at + len(pending.batch.runs)
+            first = position + int(batch.sizes[: batch.heads].sum())
+            waiting.append((pending, tuple(offsets[at + batch.heads : after]), first))
+            position += pending.size - SIZE_FIELD_BYTES * len(batch.sizes)
+            at = after
         return _InFlight(
             index=index,
             term=self.node.term,

@@ -25,11 +25,11 @@ from dledger.commitlog.message_id import encode_offset_message_id
 from dledger.commitlog.properties import get_property
 from dledger.commitlog.record import (
     BODY_CRC_MASK,
+    HOST_FLAGS,
     MIN_RECORD_BYTES,
-    SYS_FLAG_BORN_HOST_V6,
     SYS_FLAG_COMPRESSED,
     SYS_FLAG_COMPRESSION_TYPE_MASK,
-    SYS_FLAG_STORE_HOST_V6,
+    Layout,
     Record,
     decode_record,
 )
@@ -232,8 +232,7 @@ _RECORD_HEAD: Final = struct.Struct(">i4xI8xq8xi44xI")
 _I64: Final = struct.Struct(">q")
 _FLAG_AND_BODY_BYTES: Final = struct.Struct(">i44xI")
 """System flag, and bytes of the body where both hosts are IPv4."""
-_IPV6_HOSTS: Final = SYS_FLAG_BORN_HOST_V6 | SYS_FLAG_STORE_HOST_V6
-_BODY_ELSEWHERE: Final = SYS_FLAG_COMPRESSED | _IPV6_HOSTS
+_BODY_ELSEWHERE: Final = SYS_FLAG_COMPRESSED | HOST_FLAGS
 """With one of these flags a body is not the bytes behind a head of fixed size."""
 
 
@@ -391,11 +390,9 @@ class MessageExt:
     @property
     def offset_message_id(self) -> str:
         """The id that holds broker address and log position."""
-        start = self.start
-        (sys_flag,) = _I32.unpack_from(self._view, start + 36)
-        at = start + 64 + (12 if sys_flag & SYS_FLAG_BORN_HOST_V6 else 0)
-        size = 20 if sys_flag & SYS_FLAG_STORE_HOST_V6 else 8
-        return encode_offset_message_id(bytes(self._view[at : at + size]), self.phy_offset)
+        start, layout = self.start, Layout.at(self._view, self.start)
+        host = self._view[start + layout.store_host : start + layout.reconsume_times]
+        return encode_offset_message_id(bytes(host), self.phy_offset)
 
     def _property(self, key: bytes) -> str:
         value = get_property(self.record.properties, key)
@@ -451,7 +448,7 @@ class MessageBlock(Sequence[MessageExt]):
             body_end = body_start + body_bytes
             # One look for each record, as a pull has thousands; the other one finds the reason.
             if (
-                sys_flag & _IPV6_HOSTS
+                sys_flag & HOST_FLAGS
                 or not first_offset <= offset < end_offset
                 or not body_end <= next_start <= end
                 or crc32(view[body_start:body_end]) & BODY_CRC_MASK != crc

@@ -218,6 +218,7 @@ def settle_batch(
         # There is no position when every run was refused.
         phy_offset = int(ext.get("phy_offset", -1))
         store_host = bytes(ext.get("store_host", b""))
+        grown_bytes = int(ext.get("grown_bytes", 0))
     except (KeyError, IndexError, TypeError, ValueError) as error:
         raise RemoteProtocolError(
             f"the broker's answer to SEND_RECORDS cannot be read: {error}"
@@ -235,10 +236,11 @@ def settle_batch(
                 slot.base_offset = base_offset
                 slot.phy_offset = phy_offset
                 slot.store_host = store_host
+                slot.grown_bytes = grown_bytes
                 slot.state = SlotState.STORED
                 stored.append(slot)
             base_offset += slot.count
-            phy_offset += len(slot.records)
+            phy_offset += len(slot.records) + slot.count * grown_bytes
     return stored, refused
 
 

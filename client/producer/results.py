@@ -127,7 +127,7 @@ class BatchSendResult(Sequence[SendResult]):
         phy_offset = slot.phy_offset
         if phy_offset >= 0:
             sizes = slot.sizes
-            phy_offset += sum(
+            phy_offset += index * slot.grown_bytes + sum(
                 int.from_bytes(sizes[at : at + 4], "big") for at in range(0, index * 4, 4)
             )
         return SendResult(

@@ -71,6 +71,7 @@ class SendSlot:
     base_offset: int = -1
     phy_offset: int = -1
     store_host: bytes = b""
+    grown_bytes: int = 0
     error: ClientError | None = None
     schedule: RetrySchedule | None = None
     task: trio.lowlevel.Task | None = None

@@ -12,12 +12,7 @@ from msgspec.structs import replace
 
 from dledger.commitlog.java_hash import raw_tags_code
 from dledger.commitlog.properties import PROPERTY_EXPIRE_AFTER_MS, PROPERTY_TAGS, get_property
-from dledger.commitlog.record import (
-    IPV6_EXTRA_BYTES,
-    STORE_TIMESTAMP_OFFSET,
-    SYS_FLAG_BORN_HOST_V6,
-    SYS_FLAG_OFFSET,
-)
+from dledger.commitlog.record import stored_ms_of
 from dledger.filters.property_filter import PropertyFilter
 from dledger.state.topics import TopicConfig
 
@@ -74,14 +69,6 @@ def is_expired(properties: bytes, stored_ms: int, now_ms: int) -> bool:
     except ValueError:
         return False
     return after_ms is not None and now_ms - stored_ms >= after_ms
-
-
-def stored_ms_of(record: memoryview) -> int:
-    """Return the store time of a stored record."""
-    at = STORE_TIMESTAMP_OFFSET
-    if record[SYS_FLAG_OFFSET + 3] & SYS_FLAG_BORN_HOST_V6:
-        at += IPV6_EXTRA_BYTES
-    return int.from_bytes(record[at : at + 8], "big", signed=True)
 
 
 class LivingFilter:

@@ -15,10 +15,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dledger.group_api import BrokerGroup, OffsetCommit, Proposed
+from dledger.group_api import BrokerGroup, OffsetCommit
 from dledger.processors.answers import RefusedError, born_host_of, check_group_name
 from dledger.processors.handles import CONSUMES_AND_SENDS, Limit, handles
-from dledger.processors.idempotent_sends import behind
 from dledger.processors.send_records import SendRecordsProcessor
 from dledger.remoting.access.gate import limited_account
 from dledger.remoting.connection import Connection
@@ -52,13 +51,9 @@ class ConsumeStepProcessor:
         commits = self._commits(connection, command, consumer_group)
         offsets = tuple((each.group, each.topic, each.queue_id, each.offset) for each in commits)
         head = state_record(ConsumerOffsetsChange.of(offsets))
-        batch, made_first, before = taken.batch_behind([head], born_host_of(connection))
+        batch = taken.batch_behind([head], born_host_of(connection))
         answer = self._records.answering(connection, command, len(taken.runs), {})
-
-        def stored(proposed: Proposed) -> None:
-            answer(behind(proposed, made_first, before))
-
-        with noting(stored, (self._topics.pending, taken.made)) as done:
+        with noting(answer, (self._topics.pending, taken.made)) as done:
             self._offsets.commit_step(batch, commits, done)
         return DEFERRED
 

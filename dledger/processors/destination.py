@@ -20,7 +20,7 @@ from dledger.remoting.seams import Rng
 from dledger.services.limits import DiskSpace
 from dledger.services.pending_configs import TopicView, noting
 from dledger.settings.parts import BrokerSettings
-from dledger.state.state_record import StateRecord, TopicsChange, state_record
+from dledger.state.state_record import StateRecord, TopicsChange, behind_heads, state_record
 from dledger.state.topics import (
     PERM_READ,
     PERM_WRITE,
@@ -163,29 +163,24 @@ class Destinations:
         *,
         heads: Sequence[StateRecord] = (),
         is_applied: bool = True,
-    ) -> int:
+    ) -> None:
         """Propose *records*, all for *target*, behind the topic *create* if there is one to make.
 
         Args:
             heads: Stand right before *records*.
             is_applied: As `BrokerGroup.propose`; with a topic to make it always is.
-        Returns:
-            How many bytes of the proposal come before the first of *records*.
         Raises:
             MQError: What `BrokerGroup.propose` raises; nothing was stored, *on_done* is not called.
         """
         change = None if create is None else TopicsChange(put=(create,))
         if change is not None:
             heads = [state_record(change), *heads]
-        batch = RecordBatch.joined(
-            [*(head for head, _ in heads), *records], (*(run for _, run in heads), target)
-        )
+        batch = behind_heads(heads, RecordBatch.joined(records, (target,)))
         if change is None:
             self._group.propose(batch, on_done, is_applied=is_applied)
         else:
             with noting(on_done, (self._topics.pending, change)) as done:
                 self._group.propose(batch, done)
-        return sum(len(head) for head, _ in heads)
 
 
 def check_accepts(settings: BrokerSettings) -> None:

@@ -260,20 +260,6 @@ def _judge(stamp: ProducerStamp, session: ProducerSession | None, flying: _Flyin
     return None
 
 
-def behind(proposed: Proposed, runs: int, nbytes: int) -> Proposed:
-    """Return the answer for what stands behind the first *runs* of a proposal, *nbytes* further."""
-    if not runs or proposed.outcome != "stored":
-        return proposed
-    return Proposed(
-        "stored",
-        proposed.first_offsets[runs:],
-        proposed.phy_offset + nbytes,
-        proposed.store_time_ms,
-        proposed.index,
-        proposed.term,
-    )
-
-
 # -------------------------------------------------------------------------- sessions and identities
 
 

@@ -21,14 +21,7 @@ from dledger.commitlog.errors import (
     MQError,
     OffsetOutOfRangeError,
 )
-from dledger.commitlog.record import (
-    IPV6_EXTRA_BYTES,
-    STORE_TIMESTAMP_OFFSET,
-    SYS_FLAG_BORN_HOST_V6,
-    SYS_FLAG_OFFSET,
-    SYS_FLAG_STORE_HOST_V6,
-    check_bodies,
-)
+from dledger.commitlog.record import Layout, check_bodies
 from dledger.filters.errors import DamagedMessageError
 from dledger.filters.expiry import LivingFilter
 from dledger.filters.property_filter import MAX_SCANNED_UNITS, PropertyFilter, scan
@@ -55,9 +48,6 @@ Wants = tuple[TagCodes | None, PropertyFilter | None]
 
 Living = Callable[[str, TagCodes | None, PropertyFilter | None], Wants]
 """Returns a topic's filter, and that messages have not expired."""
-
-_RECONSUME_TIMES: Final = STORE_TIMESTAMP_OFFSET + 16
-"""Where the field stands in a record of IPv4 hosts: behind store time and store host."""
 
 _MAX_TIMES: Final = 0x7FFFFFFF
 
@@ -248,10 +238,7 @@ class PopMessages:
 def _counted(record: memoryview, times: int) -> bytes:
     """Return a record with *times* added to how often it was consumed again."""
     copied = bytearray(record)
-    flags = int.from_bytes(copied[SYS_FLAG_OFFSET : SYS_FLAG_OFFSET + 4], "big")
-    at = _RECONSUME_TIMES + IPV6_EXTRA_BYTES * (
-        bool(flags & SYS_FLAG_BORN_HOST_V6) + bool(flags & SYS_FLAG_STORE_HOST_V6)
-    )
+    at = Layout.at(copied).reconsume_times
     before = int.from_bytes(copied[at : at + 4], "big", signed=True)
     copied[at : at + 4] = min(before + times, _MAX_TIMES).to_bytes(4, "big", signed=True)
     return bytes(copied)

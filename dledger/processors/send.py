@@ -61,7 +61,6 @@ from dledger.processors.idempotent_sends import (
     MessageIdentity,
     ProducerSends,
     SendInFlight,
-    behind,
     first_records,
 )
 from dledger.processors.timer_sends import TimedSend, TimerSends, handle_of
@@ -421,6 +420,7 @@ class SendProcessor:
             born_timestamp_ms=header.born_timestamp,
             born_host=born_host_of(connection),
             reconsume_times=header.reconsume_times or 0,
+            store_host=self._settings.store_host,
         )
 
     def _propose(
@@ -447,17 +447,9 @@ class SendProcessor:
         if stamp is not None:
             flight = SendInFlight(stamp, b"".join(records), (), [answer])
             heads.append(state_record(ProducerSendChange(*stamp)))
-        before = 0
-
-        def done(proposed: Proposed) -> None:
-            placed = behind(proposed, len(proposed.first_offsets) - 1, before)
-            if flight is not None:
-                self._sends.answered(flight, placed)
-            else:
-                answer(placed)
-
-        before = self._destinations.propose(
-            destination.create, records, target, done, heads=heads, is_applied=is_applied
+            answer = partial(self._sends.answered, flight)
+        self._destinations.propose(
+            destination.create, records, target, answer, heads=heads, is_applied=is_applied
         )
         if flight is not None:
             self._sends.add(flight)

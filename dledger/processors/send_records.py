@@ -4,8 +4,9 @@ Request: CBOR header with ``group``, ``runs`` = [[topic, queue id, count], …],
 ``default_topic_queue_nums``, ``timeout_ms`` and, of an idempotent producer, ``producer``; body =
 one u32 size for each record, then the records with offsets, store time and hosts zero. The broker
 checks and patches, it never parses message by message. Answer: ``results`` = one [code, first
-queue offset, remark?] for each run, ``phy_offset`` of the first stored record, ``store_host``
-(8 bytes), ``store_time_ms``. Accepted runs stand in the log one behind the other.
+queue offset, remark?] for each run, ``phy_offset`` of the first stored record, ``store_host`` (8 or
+20 bytes), ``store_time_ms``, and ``grown_bytes`` by which each record is longer in the log: 12 for
+each IPv6 host. Accepted runs stand in the log one behind the other.
 
 Spec: docs/reference/own-requests.md.
 """
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -50,7 +52,6 @@ from dledger.processors.handles import SENDS_RECORDS, Limit, handles
 from dledger.processors.idempotent_sends import (
     ProducerSends,
     SendInFlight,
-    behind,
     first_records,
     identities,
 )
@@ -126,20 +127,11 @@ class TakenRecords:
         """What makes the topics to make; None: there are none."""
         return TopicsChange(put=tuple(self.create.values())) if self.create else None
 
-    def batch_behind(
-        self, heads: Sequence[StateRecord], born_host: bytes | None
-    ) -> tuple[RecordBatch, int, int]:
-        """Return them behind the topics to make and *heads*; how many records and bytes those are.
-
-        *born_host*: of the client; only an IPv4 address fits records of this layout.
-        """
-        if born_host is not None and len(born_host) != IPV4_HOST_BYTES:
-            born_host = None
+    def batch_behind(self, heads: Sequence[StateRecord], born_host: bytes) -> RecordBatch:
+        """Return them, from the client *born_host*, behind the topics to make and *heads*."""
         first = [] if self.made is None else [state_record(self.made)]
-        first += heads
         sent = RecordBatch(self.records, self.sizes, self.runs, born_host)
-        batch = behind_heads(first, sent)
-        return batch, len(first), sum(len(head) for head, _ in first)
+        return behind_heads([*first, *heads], sent)
 
 
 @dataclass(eq=False, repr=False)
@@ -273,8 +265,9 @@ class SendRecordsProcessor:
             command,
             _results(len(runs), refused, tuple(found[at].queue_offset for at in starts)),
             first.position,
-            pack_host(*found[0].store_host),
             found[0].store_timestamp_ms,
+            pack_host(*found[0].store_host),
+            pack_host(*found[0].born_host),
         )
 
     def answering(
@@ -291,8 +284,9 @@ class SendRecordsProcessor:
                 command,
                 _results(runs, refused, placed.first_offsets),
                 placed.phy_offset,
-                self._settings.store_host,
                 placed.store_time_ms,
+                self._settings.store_host,
+                born_host_of(connection),
             )
 
         return answer_when_done(connection, command, self._group, stored)
@@ -309,21 +303,13 @@ class SendRecordsProcessor:
         heads: list[StateRecord] = []
         if stamp is not None:
             heads.append(state_record(ProducerSendChange(*stamp, tuple(sorted(refused)))))
-        batch, made_first, before = taken.batch_behind(heads, born_host_of(connection))
+        batch = taken.batch_behind(heads, born_host_of(connection))
         answer = self.answering(connection, command, runs, refused)
         flight: SendInFlight | None = None
         if stamp is not None:
-            sent = memoryview(batch.records)[before:]
-            flight = SendInFlight(stamp, sent, tuple(sorted(refused)), [answer])
-
-        def placed_at(proposed: Proposed) -> None:
-            placed = behind(proposed, made_first, before)
-            if flight is not None:
-                self._sends.answered(flight, placed)
-            else:
-                answer(placed)
-
-        with noting(placed_at, (self._topics.pending, taken.made)) as done:
+            flight = SendInFlight(stamp, taken.records, tuple(sorted(refused)), [answer])
+            answer = partial(self._sends.answered, flight)
+        with noting(answer, (self._topics.pending, taken.made)) as done:
             self._group.propose(batch, done, is_applied=bool(taken.create))
         if flight is not None:
             self._sends.add(flight)
@@ -333,15 +319,17 @@ def _stored(
     command: RemotingCommand,
     results: list[list[int | str]],
     phy_offset: int,
-    store_host: bytes,
     store_time_ms: int,
+    store_host: bytes,
+    born_host: bytes,
 ) -> RemotingCommand:
-    """Return the answer of records that are stored."""
+    """Return the answer of records that are stored, each longer by what IPv6 hosts take."""
     ext = {
         "results": results,
         "phy_offset": phy_offset,
         "store_host": store_host,
         "store_time_ms": store_time_ms,
+        "grown_bytes": len(store_host) + len(born_host) - 2 * IPV4_HOST_BYTES,
     }
     return response_to(command, 0, None, ext)
 

@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-from dledger.commitlog.record import (
-    BORN_HOST_OFFSET,
-    IPV6_EXTRA_BYTES,
-    STORE_TIMESTAMP_OFFSET,
-    SYS_FLAG_BORN_HOST_V6,
-    SYS_FLAG_OFFSET,
-)
+from dledger.commitlog.record import STORED_MS_BYTES, stored_ms_of
 from dledger.group_api import BrokerGroup
 
 
@@ -30,11 +24,7 @@ def store_time_at(group: BrokerGroup, topic: str, queue_id: int, offset: int) ->
     Raises OffsetOutOfRangeError: it is not kept any more.
     """
     unit = group.queues.queue(topic, queue_id).read(offset, 1)
-    head = group.log.read(int(unit["phy_offset"][0]), STORE_TIMESTAMP_OFFSET + IPV6_EXTRA_BYTES + 8)
-    at = STORE_TIMESTAMP_OFFSET
-    if head[SYS_FLAG_OFFSET + 3] & SYS_FLAG_BORN_HOST_V6:
-        at = BORN_HOST_OFFSET + 8 + IPV6_EXTRA_BYTES
-    return int.from_bytes(head[at : at + 8], "big", signed=True)
+    return stored_ms_of(group.log.read(int(unit["phy_offset"][0]), STORED_MS_BYTES))
 
 
 def search_offset(

@@ -39,15 +39,14 @@ from dledger.commitlog.properties import (
 from dledger.commitlog.record import (
     BODY_LENGTH_OFFSET,
     BODY_OFFSET,
+    HOST_FLAGS,
     MAGIC_OFFSET,
     MAGIC_V1,
     MAX_TOPIC_V1_BYTES,
     PHY_OFFSET_OFFSET,
     QUEUE_ID_OFFSET,
     QUEUE_OFFSET_OFFSET,
-    SYS_FLAG_BORN_HOST_V6,
     SYS_FLAG_OFFSET,
-    SYS_FLAG_STORE_HOST_V6,
     TOTAL_SIZE_OFFSET,
 )
 from dledger.group_api import BrokerGroup
@@ -202,7 +201,6 @@ _ASKS: Final = frozenset(
 )
 _ROLL_DIGITS: Final = 9
 """A message that is rolled every second for thirty years has fewer."""
-_HOSTS_V6: Final = SYS_FLAG_BORN_HOST_V6 | SYS_FLAG_STORE_HOST_V6
 
 
 def deliver_at_ms(properties: bytes, now_ms: int) -> int | None:
@@ -249,7 +247,7 @@ def delivered_message(scheduled: StoredBytes, real_queue: RealQueue = same_queue
     view = scheduled
     magic = int.from_bytes(view[MAGIC_OFFSET : MAGIC_OFFSET + 4], "big")
     sys_flag = int.from_bytes(view[SYS_FLAG_OFFSET : SYS_FLAG_OFFSET + 4], "big")
-    if magic != MAGIC_V1 or sys_flag & _HOSTS_V6:
+    if magic != MAGIC_V1 or sys_flag & HOST_FLAGS:
         return deliver(decode_stored(view), real_queue)
     body_end = BODY_OFFSET + int.from_bytes(view[BODY_LENGTH_OFFSET:BODY_OFFSET], "big")
     rest = body_end + 1 + view[body_end]  # behind the topic: length and properties

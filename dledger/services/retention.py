@@ -28,7 +28,7 @@ from dledger.commitlog.entry import RecordBatch
 from dledger.commitlog.errors import CorruptEntryError, OffsetOutOfRangeError
 from dledger.commitlog.mark import Anchor
 from dledger.commitlog.properties import SCHEDULE_TOPIC, TIMER_TOPIC
-from dledger.commitlog.record import STORE_TIMESTAMP_OFFSET, SYS_FLAG_BORN_HOST_V6, SYS_FLAG_OFFSET
+from dledger.commitlog.record import STORED_MS_BYTES, stored_ms_of
 from dledger.commitlog.seams import UtcOffset, utc
 from dledger.group_api import BrokerGroup
 from dledger.remoting.protocol.own_fields import GivenUp, given_up
@@ -396,9 +396,6 @@ QUEUE_FLOORS_PER_ENTRY: Final = 4096
 DIGITS_MAX: Final = 15
 """Of that number: some ten thousand years."""
 
-_TIME_BYTES: Final = 8
-_IPV6_EXTRA_BYTES: Final = 12
-
 
 def retention_ms(attributes: Mapping[str, str]) -> int | None:
     """Return what a topic's attributes say, or None where they say nothing.
@@ -453,11 +450,7 @@ def first_since(group: BrokerGroup, topic: str, queue_id: int, since_ms: int) ->
 def _store_time(group: BrokerGroup, topic: str, queue_id: int, offset: int) -> int | None:
     position = int(group.queues.queue(topic, queue_id).read(offset, 1)[0]["phy_offset"])
     try:
-        flags = int.from_bytes(group.log.read(position + SYS_FLAG_OFFSET, 4), "big")
-        at = STORE_TIMESTAMP_OFFSET
-        if flags & SYS_FLAG_BORN_HOST_V6:
-            at += _IPV6_EXTRA_BYTES
-        return int.from_bytes(group.log.read(position + at, _TIME_BYTES), "big")
+        return stored_ms_of(group.log.read(position, STORED_MS_BYTES))
     except (CorruptEntryError, OffsetOutOfRangeError):
         return None
 

@@ -17,12 +17,24 @@ from typing import Final, Self
 import cbor2
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 from typing_extensions import Buffer
 
 from dledger.commitlog.entry import RecordBatch, Run
 from dledger.commitlog.errors import InvariantBroken
 from dledger.commitlog.mark import Anchor
-from dledger.commitlog.record import encode_record
+from dledger.commitlog.record import (
+    BORN_HOST_OFFSET,
+    HOST_FLAGS,
+    IPV6_HOST_BYTES,
+    LAYOUTS,
+    MAGIC_OFFSET,
+    SYS_FLAG_BORN_HOST_V6,
+    SYS_FLAG_OFFSET,
+    SYS_FLAG_STORE_HOST_V6,
+    Layout,
+    encode_record,
+)
 from dledger.remoting.protocol.topic_names import STATE_TOPIC
 from dledger.state.accounts import AccessChange
 from dledger.state.pop import PopChange
@@ -273,7 +285,7 @@ def batch_of(records: Iterable[StateRecord]) -> RecordBatch:
 
 
 def behind_heads(heads: Sequence[StateRecord], batch: RecordBatch) -> RecordBatch:
-    """Return *batch* behind single records."""
+    """Return *batch* behind single records, which answers do not count."""
     if not heads:
         return batch
     first = batch_of(heads)
@@ -282,4 +294,38 @@ def behind_heads(heads: Sequence[StateRecord], batch: RecordBatch) -> RecordBatc
         np.concatenate([first.sizes, batch.sizes]),
         first.runs + batch.runs,
         batch.born_host,
+        heads=len(heads) + batch.heads,
     )
+
+
+def with_hosts(batch: RecordBatch, store_host: bytes) -> RecordBatch:
+    """Return *batch* with space in each record for *store_host*, and for the born host it brings.
+
+    IPv4 hosts have space in any record that clients send or brokers make; one of IPv6 makes each
+    12 bytes longer.
+    """
+    wanted = SYS_FLAG_STORE_HOST_V6 if len(store_host) == IPV6_HOST_BYTES else 0
+    if batch.born_host is not None and len(batch.born_host) == IPV6_HOST_BYTES:
+        wanted |= SYS_FLAG_BORN_HOST_V6
+    if not wanted:
+        return batch
+    view, start, records = memoryview(batch.records), 0, list[bytes]()
+    for size in batch.sizes.tolist():
+        records.append(_with_space(view[start : start + size], wanted))
+        start += size
+    widened = RecordBatch.joined(records, batch.runs)
+    return replace(widened, born_host=batch.born_host, heads=batch.heads)
+
+
+def _with_space(record: memoryview, wanted: int) -> bytes:
+    """Return *record* in the layout that has the host flags *wanted*, too."""
+    flags = record[SYS_FLAG_OFFSET + 3] | wanted
+    before, after = Layout.at(record), LAYOUTS[flags & HOST_FLAGS]
+    # A born host stays where its length does. Store time and store host are not written yet.
+    is_kept = before.store_time == after.store_time
+    head = bytearray(record[: before.store_time if is_kept else BORN_HOST_OFFSET])
+    head += bytes(after.reconsume_times - len(head))
+    size = len(record) + after.body - before.body
+    head[:MAGIC_OFFSET] = size.to_bytes(MAGIC_OFFSET, "big")
+    head[SYS_FLAG_OFFSET + 3] = flags
+    return b"".join((head, record[before.reconsume_times :]))

@@ -8,6 +8,7 @@ from dataclasses import fields
 from typing import Any, TypeVar
 
 from dledger.commitlog.errors import MQError
+from dledger.commitlog.record import pack_host
 from dledger.processors.answers import refusal
 from dledger.processors.wiring import BrokerProcessors, ProcessorSeams
 from dledger.remoting.processor import DEFERRED, Answered
@@ -93,6 +94,10 @@ class Broker:
         if isinstance(handled, RemotingCommand):
             connection.answered(command, handled)
         return later(connection, command, handled) if isinstance(handled, Awaitable) else handled
+
+    def listen_at(self, host: str) -> None:
+        """Take another address."""
+        self.settings.store_host = self.group.store_host = pack_host(host, 10911)
 
     def make_group(self, name: str) -> None:
         """Have a consumer group and its retry topic, as its first pull makes them."""

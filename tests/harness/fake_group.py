@@ -40,6 +40,7 @@ from dledger.proposals import PendingCommits, PendingQueueOffsets
 from dledger.remoting.protocol.command import RemotingCommand
 from dledger.remoting.protocol.frame import FrameDecoder, encode_command
 from dledger.state.apply import Applied, apply_entry
+from dledger.state.state_record import with_hosts
 from dledger.state.tables import StateTables
 from dledger.state.topics import builtin_groups, builtin_topics
 from dledger.testing.doubles import ManualClock, VirtualClock
@@ -107,6 +108,7 @@ class FakeGroup:
         self.delay_ms = delay_ms
         self.leadership: Term | None = Term(1)
         self.leader_address: str | None = LEADER
+        self.store_host = STORE_HOST
         self.group_identity = GROUP_IDENTITY
         self.membership_proof = ""
         self.term = 1
@@ -159,6 +161,7 @@ class FakeGroup:
             raise NotLeaderError(self.leader_address, self.term)
         if self.refuse is not None:
             raise self.refuse
+        batch = with_hosts(batch, self.store_host)
         size = len(memoryview(batch.records)) + SIZE_FIELD_BYTES * len(batch.sizes)
         if size + ENTRY_HEADER_BYTES > self.log.max_entry_bytes:
             raise LocalProtocolError(f"a batch of {size} bytes fits no entry")
@@ -237,7 +240,7 @@ class FakeGroup:
             position=position,
             prev_chain=self.log.last_chain,
             store_time_ms=store_time_ms,
-            store_host=STORE_HOST,
+            store_host=self.store_host,
         )
         header = self.log.append(frame)
         self._commits.keep(header.index, [commit for item in waiting for commit in item.commits])
@@ -245,11 +248,11 @@ class FakeGroup:
         at = header.position + header.body_start
         run_number = 0
         for item in waiting:
-            count = len(item.batch.runs)
+            count, heads = len(item.batch.runs), item.batch.heads
             proposed = Proposed(
                 "stored",
-                tuple(offsets[run_number : run_number + count]),
-                at,
+                tuple(offsets[run_number + heads : run_number + count]),
+                at + int(item.batch.sizes[:heads].sum()),
                 store_time_ms,
                 header.index,
                 self.term,

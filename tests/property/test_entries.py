@@ -23,8 +23,9 @@ from dledger.commitlog.entry import (
     verify_frame,
 )
 from dledger.commitlog.errors import CorruptEntryError, CorruptRecordError
-from dledger.commitlog.record import encode_record
+from dledger.commitlog.record import NO_HOST, encode_record
 from dledger.commitlog.record_batch import verify_record_layout
+from dledger.state.state_record import with_hosts
 from tests.harness.extent import examples
 from tests.property.strategies_records import (
     SealedEntry,
@@ -122,7 +123,12 @@ def test_sealing_equals_encoding_final_records(
     prev_chain: int,
 ) -> None:
     plan, store_host = drawn
-    batches = [batch_of(records, born_host) for records, born_host in plan]
+    batches = []
+    for records, born_host in plan:
+        sent = [record | {"store_host": NO_HOST} for record in records]
+        if born_host is not None:
+            sent = [record | {"born_host": NO_HOST} for record in sent]
+        batches.append(with_hosts(batch_of(sent, born_host), store_host))
     queue_offsets = [7 * i for i in range(sum(len(batch.runs) for batch in batches))]
     facts: dict[str, Any] = {
         "index": 5,

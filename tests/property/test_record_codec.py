@@ -13,10 +13,12 @@ from dledger.commitlog.message_batch import BatchItem, decode_batch, encode_batc
 from dledger.commitlog.message_id import decode_offset_message_id, encode_offset_message_id
 from dledger.commitlog.properties import decode_properties, encode_properties, get_property
 from dledger.commitlog.record import (
+    checked_body,
     decode_record,
     encode_record,
     iter_records,
     pack_host,
+    record_properties,
     unpack_host,
 )
 from tests.property.strategies_records import (
@@ -36,7 +38,8 @@ def test_a_record_decodes_to_what_was_encoded(arguments: dict[str, Any], store_h
     assert record.size == len(raw)
     assert record.topic == arguments["topic"]
     assert record.body == arguments["body"]
-    assert record.properties == arguments["properties"]
+    assert record.properties == record_properties(raw) == arguments["properties"]
+    assert checked_body(b"head" + raw, 4) == (record.body, len(raw))
     assert record.born_host == unpack_host(arguments["born_host"])
     assert record.store_host == unpack_host(store_host)
     assert (

@@ -203,7 +203,8 @@ def test_requests_given_back_in_any_order_keep_the_line(order: tuple[int, ...]) 
     assert coalescer.waiting_bytes == 0
 
 
-def test_offsets_and_positions_add_up_over_accepted_runs_only() -> None:
+@pytest.mark.parametrize("grown", [0, 24])
+def test_offsets_and_positions_add_up_over_accepted_runs_only(grown: int) -> None:
     coalescer = Coalescer()
     first, refused, pair, last = _slot(0, 100), _slot(1, 200), _slot(2, 30, count=2), _slot(2, 40)
     for slot in (first, refused, pair, last):
@@ -215,10 +216,12 @@ def test_offsets_and_positions_add_up_over_accepted_runs_only() -> None:
             "results": [[0, 7], [16, -1, "no"], [0, 70]],
             "phy_offset": 1000,
             "store_host": b"12345678",
+            "grown_bytes": grown,
         },
     )
     assert stored == [first, pair, last]
-    assert [(s.base_offset, s.phy_offset) for s in stored] == [(7, 1000), (70, 1100), (72, 1160)]
+    assert [s.base_offset for s in stored] == [7, 70, 72]
+    assert [s.phy_offset for s in stored] == [1000, 1100 + grown, 1160 + 3 * grown]
     assert [(r.slots, r.code, r.remark) for r in refusals] == [([refused], 16, "no")]
     assert not refused.settled
     assert first.store_host == b"12345678"

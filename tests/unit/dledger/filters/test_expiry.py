@@ -8,14 +8,13 @@ from hypothesis import strategies as st
 
 from dledger.commitlog.java_hash import raw_tags_code
 from dledger.commitlog.properties import encode_properties
-from dledger.commitlog.record import encode_record, pack_host, record_properties
+from dledger.commitlog.record import encode_record, pack_host, record_properties, stored_ms_of
 from dledger.filters.expiry import (
     MAX_EXPIRE_MS,
     LivingFilter,
     expire_after_ms,
     expires,
     is_expired,
-    stored_ms_of,
 )
 from dledger.filters.property_filter import Expression
 

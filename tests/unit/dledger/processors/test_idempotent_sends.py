@@ -6,6 +6,7 @@ Idempotent producers: sessions, and repeated sends that are answered as the firs
 from __future__ import annotations
 
 import struct
+from functools import partial
 from typing import Any
 
 import pytest
@@ -16,11 +17,11 @@ from dledger.broker_errors import (
     SequenceTooOldError,
     SequenceUndecidedError,
 )
-from dledger.commitlog.entry import Run
+from dledger.commitlog.entry import RecordBatch, Run
 from dledger.commitlog.message_batch import BatchItem, encode_batch
 from dledger.commitlog.record import encode_record
 from dledger.group_api import Proposed
-from dledger.processors.idempotent_sends import ProducerSends, SendInFlight, behind
+from dledger.processors.idempotent_sends import ProducerSends, SendInFlight
 from dledger.remoting.processor import DEFERRED
 from dledger.remoting.protocol.codes import RequestCode
 from dledger.remoting.protocol.command import RemotingCommand, request
@@ -30,7 +31,7 @@ from dledger.state.state_record import (
     ProducerOpenedChange,
     ProducerSendChange,
     TopicsChange,
-    batch_of,
+    behind_heads,
     state_batch,
     state_record,
 )
@@ -66,9 +67,8 @@ class Sender:
         flight = SendInFlight(
             stamp, record, (), [lambda placed: self.reported.update({name: placed})]
         )
-        batch = batch_of([noted, (record, Run("T", 0, 1))])
-        size = len(noted[0])
-        self.group.propose(batch, lambda done: self.sends.answered(flight, behind(done, 1, size)))
+        batch = behind_heads([noted], RecordBatch.joined([record], [Run("T", 0, 1)]))
+        self.group.propose(batch, partial(self.sends.answered, flight))
         self.sends.add(flight)
 
 

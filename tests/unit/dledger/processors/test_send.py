@@ -57,7 +57,9 @@ def stored(group: FakeGroup, topic: str, queue_id: int, offset: int = 0) -> Reco
     return decode_record(bytes(group.log.record_at(int(unit["phy_offset"][0]))))
 
 
-def test_a_message_is_stored_as_sent_and_answered_with_its_place(broker: Broker) -> None:
+@pytest.mark.parametrize("host", ["127.0.0.1", "2001:db8::1"])
+def test_a_message_is_stored_as_sent_and_answered_with_its_place(broker: Broker, host: str) -> None:
+    broker.listen_at(host)
     broker.make_topic()
     response = send(broker)
     record = stored(broker.group, "T", 1)
@@ -66,15 +68,11 @@ def test_a_message_is_stored_as_sent_and_answered_with_its_place(broker: Broker)
     assert response.ext["queueOffset"] == "0"
     assert response.ext["MSG_REGION"] == "DefaultRegion"
     assert response.ext["TRACE_ON"] == "true"
-    assert decode_offset_message_id(response.ext["msgId"]) == (
-        "127.0.0.1",
-        10911,
-        record.phy_offset,
-    )
+    assert decode_offset_message_id(response.ext["msgId"]) == (host, 10911, record.phy_offset)
     assert (record.topic, record.queue_id, bytes(record.body)) == ("T", 1, b"hello")
     assert (record.flag, record.born_timestamp_ms) == (77, 1699999999000)
     assert record.born_host == ("10.1.2.3", 4567)
-    assert record.store_host == ("127.0.0.1", 10911)
+    assert record.store_host == (host, 10911)
     assert record.store_timestamp_ms == EPOCH_MS
     assert record.property_map == {"TAGS": "TagA", "UNIQ_KEY": "ABC", "CLUSTER": "DefaultCluster"}
     assert send(broker).ext["queueOffset"] == "1"
@@ -374,6 +372,7 @@ def test_send_to_retry_topic_counts_tries_of_lock_holders(
 def test_a_batch_is_stored_item_by_item(
     broker: Broker, code: int, names: dict[str, str], changes: dict[str, str]
 ) -> None:
+    broker.listen_at("2001:db8::1")
     broker.make_topic()
     items = [
         BatchItem(b"one", b"UNIQ_KEY\x01K1\x02TAGS\x01A\x02", 5),

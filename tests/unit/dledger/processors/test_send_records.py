@@ -8,15 +8,13 @@ from typing import Any
 
 import pytest
 
-from dledger.commitlog.record import decode_record, encode_record, iter_records
+from dledger.commitlog.record import decode_record, encode_record, iter_records, pack_host
 from dledger.processors.send_records import _MARKS, SEARCHED_BYTES, _may_be_marked
-from dledger.remoting.processor import DEFERRED
 from dledger.remoting.protocol.codes import RequestCode
-from dledger.remoting.protocol.command import RemotingCommand, SerializeType, request
+from dledger.remoting.protocol.command import RemotingCommand, request
 from dledger.remoting.protocol.topic_names import STATE_TOPIC
 from dledger.testing.doubles import EPOCH_MS
 from tests.harness.broker import Broker
-from tests.harness.fake_group import STORE_HOST, over_the_wire
 
 RECORDS = RequestCode.SEND_RECORDS
 
@@ -41,35 +39,31 @@ def stored_at(broker: Broker, position: int, count: int) -> list[Any]:
     return list(iter_records(bytes(broker.group.log.read(position, total))))
 
 
-def test_runs_are_stored_one_behind_the_other_with_their_places(broker: Broker) -> None:
+@pytest.mark.parametrize(
+    ("client", "host", "grown"),
+    [("10.1.2.3", "127.0.0.1", 0), ("2001:db8::2", "::1", 24)],
+)
+def test_runs_are_stored_one_behind_the_other_with_their_places(
+    broker: Broker, client: str, host: str, grown: int
+) -> None:
+    broker.listen_at(host)
+    broker.connection.peer_address = (client, 4567)
     broker.make_topic("T")
-    broker.make_topic("U")
     records = [rec("T", 1, b"a"), rec("T", 1, b"b"), rec("U", 0, b"c", born_timestamp_ms=5)]
     response = send(broker, [["T", 1, 2], ["U", 0, 1]], records)
     assert response.code == 0
     assert response.ext["results"] == [[0, 0], [0, 0]]
-    assert response.ext["store_host"] == STORE_HOST
+    assert response.ext["store_host"] == pack_host(host, 10911)
+    assert response.ext["grown_bytes"] == grown
     assert response.ext["store_time_ms"] == EPOCH_MS
     found = stored_at(broker, response.ext["phy_offset"], 3)
     assert [bytes(item.body) for item in found] == [b"a", b"b", b"c"]
     assert [item.queue_offset for item in found] == [0, 1, 0]
-    assert {item.born_host for item in found} == {("10.1.2.3", 4567)}
-    assert {item.store_host for item in found} == {("127.0.0.1", 10911)}
+    assert [item.size for item in found] == [len(record) + grown for record in records]
+    assert {item.born_host for item in found} == {(client, 4567)}
+    assert {item.store_host for item in found} == {(host, 10911)}
     assert found[2].born_timestamp_ms == 5
     assert send(broker, [["T", 1, 1]], [rec("T", 1)]).ext["results"] == [[0, 2]]
-
-
-def test_the_answer_survives_the_wire(broker: Broker) -> None:
-    broker.make_topic("T")
-    command = request(
-        RECORDS, {"group": "p", "runs": [["T", 0, 1]]}, struct.pack(">I", len(rec())) + rec()
-    )
-    command.serialize = SerializeType.CBOR
-    received = over_the_wire(command)
-    assert broker.handle(received) is DEFERRED
-    broker.group.settle()
-    (_, response), *_ = broker.connection.replies
-    assert over_the_wire(response).ext["results"] == [[0, 0]]
 
 
 def test_missing_topics_are_made_in_the_same_entry(broker: Broker) -> None:
