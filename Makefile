@@ -21,7 +21,7 @@ FAST := tests/unit -n auto --dist worksteal
 PROCESSES := tests/integration -n 6 --dist loadgroup
 STAGES := $(PYTHON) tests/gate/stages.py
 
-.PHONY: setup size lint types imports static unit integration browser check test chromium deploy-tools java docs shipped proto spark spark-all interop interop-clients interop-all mqadmin matrix matrix-all demo chaos hunt hunt-tests soak determinism mutants mutants-unseen peer-fuzz clean-histories small-histories chaos-all chaos-mutants leader-kills bench bench-peers bench-spark notebook coverage clean
+.PHONY: setup size lint types imports static unit integration browser check test attacks chromium deploy-tools java docs shipped proto spark spark-all interop interop-clients interop-all mqadmin matrix matrix-all demo chaos hunt hunt-tests soak determinism mutants mutants-unseen peer-fuzz clean-histories small-histories chaos-all chaos-mutants leader-kills bench bench-peers bench-spark notebook coverage clean
 
 setup: $(STAMP)
 
@@ -178,6 +178,10 @@ demo: setup
 
 chaos: setup
 	$(BIN)/dledger chaos run --workload mixed --faults all --time 60 --interval 4 --seed $(CHAOS_SEED)
+
+# What strangers can do, on real brokers with default settings under a light load: three minutes.
+attacks: setup
+	$(PYTEST) -n 2 --dist loadscope tests/integration/test_attacks_*.py tests/unit/dledger/backup
 
 # What finds more the longer it runs, within HUNT_MINUTES: by hand, on a machine with nothing else
 # to do. The summary names what ran and what did not.

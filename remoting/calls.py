@@ -21,30 +21,28 @@ class Call:
         was_handed: With *lost*: whether a byte of it may have left.
     """
 
-    __slots__ = ("_ended", "code", "lost", "opaque", "response", "starts_at", "was_handed")
+    __slots__ = ("code", "ended", "lost", "opaque", "response", "starts_at", "was_handed")
 
     def __init__(
         self, opaque: int, code: int, starts_at: int, ended: Callable[[Call], None]
     ) -> None:
-        """Call *ended* once, with this call, when `response` or `lost` is set."""
+        """Call *ended* once, with this call, when `response` or `lost` is set.
+
+        It is dropped then: no circle of a call and its request waits for the garbage collector.
+        """
         self.opaque = opaque
         self.code = code
         self.starts_at = starts_at
         self.response: RemotingCommand | None = None
         self.lost = ""
         self.was_handed = False
-        self._ended = ended
+        self.ended = ended
 
-    def answered(self, response: RemotingCommand) -> None:
-        """Take the answer."""
-        self.response = response
-        self._ended(self)
-
-    def end_lost(self, reason: str, *, was_handed: bool) -> None:
-        """Take the end of the connection."""
-        self.lost = reason
-        self.was_handed = was_handed
-        self._ended(self)
+    def end(self, response: RemotingCommand | None, lost: str, *, was_handed: bool) -> None:
+        """Take the answer, or why the connection ended."""
+        self.response, self.lost, self.was_handed = response, lost, was_handed
+        ended, self.ended = self.ended, _pass_over
+        ended(self)
 
     def result(self, peer: str, timeout_s: float) -> RemotingCommand:
         """Return the answer.
@@ -92,6 +90,7 @@ class CallTable:
 
     def forget(self, call: Call) -> bool:
         """Let *call* wait no longer; return whether it did."""
+        call.ended = _pass_over
         if self._calls.get(call.opaque) is not call:
             return False
         del self._calls[call.opaque]
@@ -101,7 +100,7 @@ class CallTable:
         """Give *response* to the call that waits for it."""
         call = self._calls.pop(response.opaque, None)
         if call is not None:
-            call.answered(response)
+            call.end(response, "", was_handed=True)
 
     def waiting(self) -> frozenset[int]:
         """Return the opaques of those that wait."""
@@ -111,7 +110,11 @@ class CallTable:
         """End every call: the connection has ended."""
         calls, self._calls = self._calls, {}
         for call in calls.values():
-            call.end_lost(reason, was_handed=handed_total > call.starts_at)
+            call.end(None, reason, was_handed=handed_total > call.starts_at)
+
+
+def _pass_over(_call: Call) -> None:
+    pass
 
 
 def _after(opaque: int) -> int:

@@ -297,9 +297,11 @@ QUEUE_FILES_SHARE: Final = 0.25
 LARGE_BLOCK_BYTES: Final = 128 * 1024
 """glibc's own bound before it begins to move it: blocks from here on are mappings of their own."""
 
-# <malloc.h>
-_M_TRIM_THRESHOLD: Final = -1
-_M_MMAP_THRESHOLD: Final = -3
+ARENAS_MAX: Final = 2
+"""Heaps of threads; each keeps blocks that the others cannot use, and glibc makes 8 a processor."""
+
+# <malloc.h>: M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX
+_MALLOC: Final = {-1: LARGE_BLOCK_BYTES, -3: LARGE_BLOCK_BYTES, -8: ARENAS_MAX}
 
 CGROUPS: Final = "/sys/fs/cgroup"
 OWN_CGROUPS: Final = "/proc/self/cgroup"
@@ -414,8 +416,8 @@ def give_freed_memory_back() -> None:
     set_option = getattr(ctypes.CDLL(None), "mallopt", None)
     if set_option is None:
         return
-    for option in (_M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD):
-        set_option(option, LARGE_BLOCK_BYTES)
+    for option, value in _MALLOC.items():
+        set_option(option, value)
 
 
 class GarbageCollection:

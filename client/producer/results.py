@@ -371,27 +371,30 @@ class LiveSends:
 
     async def run(self) -> None:
         """Fail sends at their deadline; waits until the earliest one."""
-        clock = self._clock
         while True:
             self._wake = trio.Event()
-            # A hook may send, too: what is added meanwhile is looked at in another turn.
-            self._next_wake = NEVER
-            now = clock.monotonic()
-            earliest = NEVER
-            for slot in list(self._live):
-                if slot.deadline <= now:
-                    self.expire(slot)
-                elif slot.deadline < earliest:
-                    earliest = slot.deadline
-            for timed in list(self._timed):
-                if timed.deadline <= now:
-                    del self._timed[timed]
-                    timed.expire()
-                elif timed.deadline < earliest:
-                    earliest = timed.deadline
-            self._next_wake = earliest
-            with trio.move_on_after(earliest - now):
+            left_s = self._expire_due()
+            with trio.move_on_after(left_s):
                 await self._wake.wait()
+
+    def _expire_due(self) -> float:
+        """Fail sends whose time is over; return after how long the next one's is."""
+        # A hook may send, too: what is added meanwhile is looked at in another turn.
+        self._next_wake = earliest = NEVER
+        now = self._clock.monotonic()
+        for slot in list(self._live):
+            if slot.deadline <= now:
+                self.expire(slot)
+            else:
+                earliest = min(earliest, slot.deadline)
+        for timed in list(self._timed):
+            if timed.deadline <= now:
+                del self._timed[timed]
+                timed.expire()
+            else:
+                earliest = min(earliest, timed.deadline)
+        self._next_wake = earliest
+        return earliest - now
 
     def expire(self, slot: SendSlot) -> None:
         """Fail *slot*, whose time is over."""

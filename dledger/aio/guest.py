@@ -193,9 +193,12 @@ class Guest:
         if self is not _here.guest:
             raise RuntimeError("a client is used in the event loop that opened it, and no other")
 
-    async def _work(self, call: Call) -> None:
-        """Make *call*, and others after it: a task for each would cost as much as a send."""
-        worker = _Worker(trio.lowlevel.current_task(), call)
+    async def _work(self, worker: _Worker) -> None:
+        """Make its call, and others after it: a task for each would cost as much as a send.
+
+        A task that waits holds no call: that has a message with its body.
+        """
+        worker.task = trio.lowlevel.current_task()
         idle = self._idle
 
         def stop(_: object) -> trio.lowlevel.Abort:
@@ -203,8 +206,9 @@ class Guest:
             return trio.lowlevel.Abort.SUCCEEDED
 
         with trio.CancelScope() as scope:
-            while True:
+            while worker.call is not None:
                 await worker.call.run(scope)
+                worker.call = None
                 if scope.cancel_called or len(idle) >= IDLE_TASKS_MAX:
                     return
                 idle.append(worker)
@@ -230,7 +234,7 @@ class Guest:
             worker.task.context = copy_context()
             trio.lowlevel.reschedule(worker.task)
         else:
-            trio.lowlevel.spawn_system_task(self._work, call, context=copy_context())
+            trio.lowlevel.spawn_system_task(self._work, _Worker(call), context=copy_context())
         try:
             found: T = await call.result
         except asyncio.CancelledError:
@@ -364,9 +368,10 @@ class _Worker:
 
     __slots__ = ("call", "task")
 
-    def __init__(self, task: trio.lowlevel.Task, call: Call) -> None:
-        self.task = task
-        self.call = call
+    task: trio.lowlevel.Task
+
+    def __init__(self, call: Call) -> None:
+        self.call: Call | None = call
 
 
 class Held:

@@ -399,6 +399,9 @@ def lay_out(
     namesrv_port, *rest = (
         ports or _ports_before(folder, all_names) or free_ports(1 + 2 * len(all_names))
     )
+    if not (folder / SECRET_FILE).exists():
+        make_secret(folder / SECRET_FILE)
+    values = {"raft.secret_file": str(folder / SECRET_FILE), **(settings or {})}
     namesrv_config = folder / "namesrv.toml"
     namesrv_config.write_text(
         "[server]\n"
@@ -406,6 +409,7 @@ def lay_out(
         f"listen_port = {namesrv_port}\n"
         "[namesrv]\n"
         f"kv_config_path = {_toml(str(folder / 'namesrv' / 'kvConfig.json'))}\n"
+        f"group_secret_file = {_toml(str(values['raft.secret_file']))}\n"
     )
     cluster = LocalCluster(
         folder,
@@ -420,7 +424,7 @@ def lay_out(
     for letter, name in members.items():
         own = [each for each in all_names if each[0] == letter]
         own_ports, rest = rest[: 2 * brokers], rest[2 * brokers :]
-        for node in _lay_out_group(cluster, name, own, own_ports, settings or {}):
+        for node in _lay_out_group(cluster, name, own, own_ports, values):
             cluster.brokers[node.name] = node
     for number, port in enumerate(proxies):
         name, address = f"proxy{number}", f"127.0.0.1:{port}"
@@ -438,9 +442,6 @@ def _lay_out_group(
 ) -> Iterator[Node]:
     """Write the configuration files of one group's members and yield them."""
     folder = cluster.folder
-    secret = folder / SECRET_FILE
-    if not secret.exists():
-        make_secret(secret)
     peers = ";".join(f"n{place}-127.0.0.1:{ports[2 * place + 1]}" for place in range(len(names)))
     # Of an earlier cluster, or of a restored member: the others have to be as it is.
     found = (stored_sizes(OsDisk(), str(folder / name / "store")) for name in names)
@@ -457,7 +458,6 @@ def _lay_out_group(
             "raft.group": group,
             "raft.self_id": f"n{place}",
             "raft.peers": peers,
-            "raft.secret_file": str(secret),
             **settings,
             **sizes,
         }

@@ -9,6 +9,7 @@ from dledger.client.connect import connect
 from dledger.client.core.client_instance import ClientConfig
 from dledger.client.core.route import MessageQueue
 from dledger.remoting.protocol.command import RemotingCommand, request
+from dledger.remoting.protocol.signature import Credentials
 
 
 async def ask(
@@ -18,6 +19,7 @@ async def ask(
     body: bytes = b"",
     *,
     timeout_s: float = 3.0,
+    credentials: Credentials | None = None,
 ) -> RemotingCommand:
     """Send one request over a connection of its own; return the answer, whatever its code is.
 
@@ -26,7 +28,9 @@ async def ask(
             been done.
     """
     # A NameServer is the daemon that is asked nothing else first.
-    async with connect([address], ClientConfig(rpc_timeout_s=timeout_s)) as client:
+    async with connect(
+        [address], ClientConfig(rpc_timeout_s=timeout_s, credentials=credentials)
+    ) as client:
         return await client.name_servers.ask_at(address, request(code, dict(ext or {}), body))
 
 

@@ -16,11 +16,8 @@ from dledger.cli.commands import open_admin
 from dledger.cli.local_cluster import LocalCluster, local_cluster
 from dledger.cli.ports import free_ports
 from dledger.client.connect import connect
-from dledger.client.consumer.pull_consumer import PullConsumer
-from dledger.client.core.client_instance import ClientInstance
 from dledger.client.core.errors import ClientError
 from dledger.client.core.message import Message
-from dledger.client.core.route import MessageQueue
 from dledger.client.producer.producer import Producer
 from dledger.jepsen_like.nemesis.strangers import FOREIGN_TOPIC, NameThief, Wanted
 from dledger.remoting.machine import TrioClock
@@ -30,6 +27,7 @@ from dledger.remoting.tcp import TcpNetwork
 from tests.harness.cluster_questions import ask, create_topic
 from tests.harness.eventually import all_statuses, eventually
 from tests.harness.local_settings import SMALL_FILES
+from tests.harness.stored_messages import messages_at, place
 
 pytestmark = pytest.mark.slow
 
@@ -64,16 +62,6 @@ class Sender:
                         place = (result.message_queue.queue_id, result.queue_offset)
                         self.acknowledged[place] = body
                     await trio.sleep(PAUSE_S)
-
-
-async def stored_in_the_group(client: ClientInstance, queues: int) -> dict[tuple[int, int], bytes]:
-    found: dict[tuple[int, int], bytes] = {}
-    async with PullConsumer(client, "reader") as consumer:
-        for queue_id in range(queues):
-            queue = MessageQueue("T", "broker-a", queue_id)
-            async for message in consumer.iter_messages(queue, 0):
-                found[queue_id, message.queue_offset] = bytes(message.body)
-    return found
 
 
 async def addresses_in_the_route(cluster: LocalCluster) -> dict[int, str]:
@@ -124,8 +112,10 @@ async def test_name_server_gives_strangers_no_place_and_no_message(tmp_path: Pat
             assert thief.seen["topic_refused"] >= ATTACKS
             for taken in ("registered", "unregistered", "topic_entered", "taken"):
                 assert not thief.seen[taken], thief.seen
-        async with connect(namesrvs) as client:
-            stored = await stored_in_the_group(client, 4)
+        stored = {
+            place(message): bytes(message.body)
+            for message in await messages_at(cluster.namesrv_address, "T")
+        }
         missing = {
             place: body for place, body in sender.acknowledged.items() if stored.get(place) != body
         }

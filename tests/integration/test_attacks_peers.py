@@ -6,8 +6,7 @@ without.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -16,18 +15,18 @@ import trio
 from dledger.cli.local_cluster import LocalCluster, lay_out
 from dledger.cli.ports import free_ports
 from dledger.client.connect import connect
-from dledger.client.consumer.pull_consumer import PullConsumer
-from dledger.client.core.client_instance import ClientInstance
 from dledger.client.core.message import Message
 from dledger.client.producer.producer import Producer
 from dledger.commitlog.entry import seal_entry
 from dledger.raft.wire import FRAME_BYTES_MAX, Kind
 from dledger.remoting.tcp import TcpNetwork
 from tests.harness import stranger as a_stranger
+from tests.harness.attacked import FORGED, attacked
 from tests.harness.eventually import all_statuses
 from tests.harness.local_settings import SMALL_FILES
 from tests.harness.module_cluster import running
 from tests.harness.raft_cluster import batch
+from tests.harness.stored_messages import bodies_at
 from tests.harness.stranger import Stranger, frame
 from tests.integration.test_peer_port import peer_address
 
@@ -37,7 +36,7 @@ BODIES = 20
 
 IMPOSSIBLE = ("h:" + "9" * 19, "h:" + "9" * 5000, "x" * 300 + ":1", "a..b:1", "\ud7ff:1", "h:0")
 
-FORGED = b"FORGED by a stranger"
+KEPT = sorted(b"kept %d" % number for number in range(BODIES))
 
 
 def hello(name: str = "evil", **changes: Any) -> bytes:
@@ -53,64 +52,12 @@ def cluster(
 
     async def fill() -> None:
         async with connect([cluster.namesrv_address]) as client, Producer(client, "p") as producer:
-            for number in range(BODIES):
-                await producer.send(Message("t", b"kept %d" % number))
+            for body in KEPT:
+                await producer.send(Message("t", body))
 
     with running(cluster):
         trio.run(fill)
         yield cluster
-
-
-def rss_bytes(cluster: LocalCluster) -> dict[str, int]:
-    found = {}
-    for name, node in cluster.brokers.items():
-        assert node.process is not None
-        pages = Path(f"/proc/{node.process.pid}/statm").read_text().split()[1]
-        found[name] = 4096 * int(pages)
-    return found
-
-
-async def under_load(cluster: LocalCluster, attack: Callable[[], Awaitable[None]]) -> None:
-    """Send while *attack* goes on; then nothing is missing or forged, and no member has ended."""
-    before, topic = await all_statuses(cluster), "load"
-    acknowledged: list[bytes] = []
-    over = trio.Event()
-
-    async def send(producer: Producer) -> None:
-        while not over.is_set():
-            body = b"load %d" % len(acknowledged)
-            await producer.send(Message(topic, body))
-            acknowledged.append(body)
-            await trio.sleep(0.02)
-
-    async with connect([cluster.namesrv_address]) as client, Producer(client, "p") as producer:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(send, producer)
-            await attack()
-            over.set()
-        with trio.fail_after(60):
-            await producer.send(Message(topic, b"after"))
-        bodies = await everything(client, topic) + await everything(client, "t")
-    assert not [body for body in bodies if FORGED in body]
-    assert {*acknowledged, b"after"} <= set(bodies)
-    assert sum(body.startswith(b"kept ") for body in bodies) == BODIES
-    after = await all_statuses(cluster)
-    assert {x["term"] for x in after.values()} == {x["term"] for x in before.values()}
-    assert all(node.running for node in cluster.brokers.values())
-    for status in after.values():
-        assert set(status["peers"]) < {"n0", "n1", "n2"}
-
-
-async def everything(client: ClientInstance, topic: str) -> list[bytes]:
-    found: list[bytes] = []
-    async with PullConsumer(client, "c") as consumer:
-        for queue in await consumer.fetch_message_queues(topic):
-            offset, end = 0, await consumer.max_offset(queue)
-            while offset < end:
-                pulled = await consumer.pull(queue, offset)
-                found += [message.body for message in pulled.messages]
-                offset = pulled.next_begin_offset
-    return found
 
 
 def stranger() -> Stranger:
@@ -131,12 +78,10 @@ async def test_hostile_peer_frames_end_no_broker(cluster: LocalCluster) -> None:
         *([hello(name, voters={})] for name in ("n0", "n1", "n2")),
     ]
 
-    async def attack() -> None:
+    async with attacked(cluster):
         for name in cluster.brokers:
             for words in said:
                 await stranger().say(peer_address(cluster, name), *words, seconds=0.1)
-
-    await under_load(cluster, attack)
 
 
 async def test_the_log_goes_to_no_stranger_and_nothing_forged_comes_in(
@@ -145,36 +90,34 @@ async def test_the_log_goes_to_no_stranger_and_nothing_forged_comes_in(
     (port,) = free_ports(1)
     listening = stranger()
 
-    async def attack() -> None:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(listening.listen, "127.0.0.1", port)
-            said = hello(peer=f"127.0.0.1:{port}")
-            for name, status in (await all_statuses(cluster)).items():
-                address, term, last = (
-                    peer_address(cluster, name),
-                    status["term"],
-                    status["last_index"],
-                )
-                await stranger().say(address, said, frame(Kind.FETCH, 0, 1, 10**6), seconds=0.3)
-                forged = seal_entry(
-                    [batch(FORGED, topic="t")],
-                    [BODIES],
-                    index=last + 1,
-                    term=term + 5,
-                    position=status["end_position"],
-                    prev_chain=0,
-                    store_time_ms=0,
-                    store_host=bytes(8),
-                )
-                append = frame(
-                    Kind.APPEND, term + 5, last, term, last + 1, sequence=2, payload=bytes(forged)
-                )
-                await stranger().say(
-                    address, said, frame(Kind.HEARTBEAT, term + 5, 1, 0), append, seconds=0.3
-                )
-            nursery.cancel_scope.cancel()
-
-    await under_load(cluster, attack)
+    async with attacked(cluster), trio.open_nursery() as nursery:
+        nursery.start_soon(listening.listen, "127.0.0.1", port)
+        said = hello(peer=f"127.0.0.1:{port}")
+        for name, status in (await all_statuses(cluster)).items():
+            address, term, last = (
+                peer_address(cluster, name),
+                status["term"],
+                status["last_index"],
+            )
+            await stranger().say(address, said, frame(Kind.FETCH, 0, 1, 10**6), seconds=0.3)
+            forged = seal_entry(
+                [batch(FORGED, topic="t")],
+                [BODIES],
+                index=last + 1,
+                term=term + 5,
+                position=status["end_position"],
+                prev_chain=0,
+                store_time_ms=0,
+                store_host=bytes(8),
+            )
+            append = frame(
+                Kind.APPEND, term + 5, last, term, last + 1, sequence=2, payload=bytes(forged)
+            )
+            await stranger().say(
+                address, said, frame(Kind.HEARTBEAT, term + 5, 1, 0), append, seconds=0.3
+            )
+        nursery.cancel_scope.cancel()
+    assert sorted(await bodies_at(cluster.namesrv_address, "t")) == KEPT
     assert listening.callers == 0
     assert listening.heard == []
 
@@ -182,14 +125,12 @@ async def test_the_log_goes_to_no_stranger_and_nothing_forged_comes_in(
 async def test_names_and_unfinished_frames_of_strangers_take_no_memory(
     cluster: LocalCluster,
 ) -> None:
-    idle = rss_bytes(cluster)
-    largest = dict(idle)
     part = (FRAME_BYTES_MAX - 1).to_bytes(4, "big") + bytes(1 << 20)
 
     async def hold(address: tuple[str, int]) -> None:
         await stranger().say(address, hello(), *([part] + [bytes(1 << 20)] * 30), seconds=2)
 
-    async def attack() -> None:
+    async with attacked(cluster) as load:
         for name in cluster.brokers:
             address = peer_address(cluster, name)
             for number in range(80):
@@ -197,10 +138,7 @@ async def test_names_and_unfinished_frames_of_strangers_take_no_memory(
             async with trio.open_nursery() as nursery:
                 for _ in range(40):
                     nursery.start_soon(hold, address)
-                for _ in range(5):
-                    await trio.sleep(0.2)
-                    for member, rss in rss_bytes(cluster).items():
-                        largest[member] = max(rss, largest[member])
+                await load.p99_s(100)
                 nursery.cancel_scope.cancel()
         # A member that starts again gets in at once.
         statuses = await all_statuses(cluster)
@@ -208,6 +146,3 @@ async def test_names_and_unfinished_frames_of_strangers_take_no_memory(
         await cluster.stop(follower)
         await cluster.start(follower)
         await cluster.wait_healthy()
-
-    await under_load(cluster, attack)
-    assert all(largest[name] <= 2 * idle[name] for name in idle), (idle, largest)

@@ -15,7 +15,6 @@ import struct
 from collections.abc import AsyncIterator, Iterator
 from functools import partial
 
-import numpy as np
 import pytest
 import trio
 
@@ -23,15 +22,13 @@ from dledger.cli.local_cluster import LocalCluster, Node, lay_out
 from dledger.client.connect import connect
 from dledger.client.consumer.pull_consumer import PullConsumer
 from dledger.client.core.client_instance import ClientInstance
-from dledger.client.core.errors import MessageIllegalError, OffsetIllegalError
+from dledger.client.core.errors import MessageIllegalError
 from dledger.client.core.message import Message
 from dledger.client.core.route import MessageQueue
 from dledger.client.producer.config import ProducerConfig
 from dledger.client.producer.producer import Producer
-from dledger.commitlog.message_batch import BatchItem, encode_batch
-from dledger.commitlog.record import decode_record, encode_record
 from dledger.remoting.protocol.codes import RequestCode, ResponseCode
-from dledger.remoting.protocol.command import RemotingCommand, SerializeType, request
+from dledger.remoting.protocol.command import RemotingCommand, request
 from dledger.remoting.protocol.frame import MAX_FRAME_BYTES, FrameDecoder, encode_command
 from dledger.remoting.protocol.headers import SendMessageHeader
 from tests.harness.cluster_questions import ask, create_topic
@@ -270,36 +267,6 @@ async def test_a_bad_header_field_is_named_and_nothing_is_stored(
     assert answer.ext["outcome"] == "not_stored"
 
 
-@pytest.mark.parametrize("topic", ["../../etc/passwd", "a b", "a/b", "ü", "a\x01b", ".", "t" * 128])
-async def test_a_topic_with_bad_characters_is_refused(world: World, topic: str) -> None:
-    answer = await world.send(b"x", topic)
-    assert answer.code == ResponseCode.SYSTEM_ERROR
-    assert "topic" in (answer.remark or "")
-    assert answer.ext["outcome"] == "not_stored"
-    made = await ask(
-        world.address,
-        RequestCode.UPDATE_AND_CREATE_TOPIC,
-        {
-            "topic": topic,
-            "defaultTopic": "TBW102",
-            "readQueueNums": "1",
-            "writeQueueNums": "1",
-            "perm": "6",
-            "topicFilterType": "SINGLE_TAG",
-            "topicSysFlag": "0",
-            "order": "false",
-        },
-    )
-    assert made.code == ResponseCode.SYSTEM_ERROR
-    async with client_of(world) as client, Producer(client, "p") as producer:
-        with pytest.raises(MessageIllegalError) as refused:
-            await producer.send(Message(topic, b"x"))
-        assert refused.value.outcome == "not_stored"
-    assert world.node.store_path is not None
-    folders = {path.name for path in (world.node.store_path / "consumequeue").iterdir()}
-    assert all(name.isascii() and "/" not in name and len(name) < 128 for name in folders)
-
-
 async def test_broker_stores_four_mebibytes_and_refuses_more(world: World) -> None:
     answer = await world.send(bytes(MAX_BODY_BYTES + 1))
     assert answer.code == ResponseCode.MESSAGE_ILLEGAL
@@ -322,121 +289,3 @@ async def test_broker_refuses_a_body_over_its_own_limit(world: World) -> None:
         assert refused.value.outcome == "not_stored"
         with pytest.raises(MessageIllegalError, match="a body over 4194304 bytes"):
             await producer.send_batch([Message(TOPIC, b"small"), Message(TOPIC, body)])
-
-
-def records_request(
-    records: list[bytes], runs: list[list[object]], sizes: list[int] | None = None
-) -> RemotingCommand:
-    table = np.array(sizes or [len(record) for record in records], ">u4").tobytes()
-    command = request(
-        RequestCode.SEND_RECORDS,
-        {"group": "g", "runs": runs, "default_topic_queue_nums": 4, "timeout_ms": 3000},
-        table + b"".join(records),
-        serialize=SerializeType.CBOR,
-    )
-    command.opaque = 3
-    return command
-
-
-def record(topic: str = TOPIC, queue_id: int = 0, body: bytes = b"mixed") -> bytes:
-    return encode_record(topic=topic, queue_id=queue_id, body=body, properties=b"")
-
-
-@pytest.mark.parametrize(
-    "command",
-    [
-        records_request([record(), record("another")], [[TOPIC, 0, 2]]),
-        records_request([record(), record(queue_id=1)], [[TOPIC, 0, 2]]),
-        records_request([record(), record()[:-1]], [[TOPIC, 0, 2]]),
-        records_request([record()] * 2, [[TOPIC, 0, 2]], sizes=[len(record()), 0]),
-        records_request([record(), b"\xff" * len(record())], [[TOPIC, 0, 2]]),
-        records_request([record(), record(body=b"x" * 5)[:-9] + b"y" * 9], [[TOPIC, 0, 2]]),
-    ],
-    ids=["topics", "queues", "cut", "size of nothing", "garbage", "CRC"],
-)
-async def test_broker_refuses_a_contradictory_batch_whole(
-    world: World, command: RemotingCommand
-) -> None:
-    async with await connected(world) as stream:
-        await stream.send_all(encode_command(command))
-        answer = await answer_on(stream)
-    assert answer.code == ResponseCode.MESSAGE_ILLEGAL
-    assert answer.ext["outcome"] == "not_stored"
-
-
-async def test_a_batch_with_mixed_topics_is_refused_before_it_is_sent(world: World) -> None:
-    async with client_of(world) as client, Producer(client, "p") as producer:
-        with pytest.raises(MessageIllegalError) as refused:
-            await producer.send_batch([Message(TOPIC, b"1"), Message("another", b"2")])
-        assert refused.value.outcome == "not_stored"
-
-
-@pytest.mark.parametrize("body", [b"", b"\0\0", b"\xff" * 64, struct.pack(">i", 1 << 30)], ids=repr)
-async def test_a_batch_that_cannot_be_read_is_refused_whole(world: World, body: bytes) -> None:
-    answer = await ask(world.address, 320, {**send_ext(), "m": "true"}, body)
-    assert answer.code == ResponseCode.MESSAGE_ILLEGAL
-    assert answer.ext["outcome"] == "not_stored"
-
-
-async def test_a_batch_over_four_mebibytes_is_refused_whole(world: World) -> None:
-    body = encode_batch([BatchItem(bytes(3 << 20), b""), BatchItem(bytes(2 << 20), b"")])
-    answer = await ask(world.address, 320, {**send_ext(), "m": "true"}, body)
-    assert answer.code == ResponseCode.MESSAGE_ILLEGAL
-    assert f"at most {MAX_BODY_BYTES}" in (answer.remark or "")
-    assert answer.ext["outcome"] == "not_stored"
-
-
-# ------------------------------------------------------------------------------ offsets
-
-
-@pytest.mark.parametrize("offset", [-1, -(1 << 63), 1_000_000, (1 << 63) - 1])
-async def test_pull_outside_the_queue_names_the_next_offset(world: World, offset: int) -> None:
-    async with client_of(world) as client, PullConsumer(client, "readers") as consumer:
-        await world.send(b"one at least")
-        with pytest.raises(OffsetIllegalError) as refused:
-            await consumer.pull(QUEUE, offset, timeout_s=0)
-        assert refused.value.min_offset == 0
-        assert refused.value.max_offset == len(world.acknowledged)
-        assert refused.value.next_begin_offset == (0 if offset < 0 else len(world.acknowledged))
-    ext = {
-        "consumerGroup": "readers",
-        "topic": TOPIC,
-        "queueId": "0",
-        "queueOffset": str(offset),
-        "maxMsgNums": "32",
-        "sysFlag": "4",
-        "commitOffset": "0",
-        "suspendTimeoutMillis": "0",
-        "subscription": "*",
-        "subVersion": "0",
-    }
-    answer = await ask(world.address, RequestCode.PULL_MESSAGE, ext)
-    assert answer.code == ResponseCode.PULL_OFFSET_MOVED
-    beyond = await ask(world.address, RequestCode.PULL_MESSAGE, {**ext, "queueId": "9"})
-    assert beyond.code == ResponseCode.INVALID_PARAMETER
-    unknown = await ask(world.address, RequestCode.PULL_MESSAGE, {**ext, "topic": "nobody-made-it"})
-    assert unknown.code == ResponseCode.TOPIC_NOT_EXIST
-
-
-@pytest.mark.parametrize("offset", [-1, 0, 1, 73, 1 << 20, (1 << 63) - 1])
-async def test_a_view_of_what_is_no_message_is_refused(world: World, offset: int) -> None:
-    answer = await ask(
-        world.address, RequestCode.VIEW_MESSAGE_BY_ID, {"offset": str(offset), "topic": TOPIC}
-    )
-    assert answer.code == ResponseCode.SYSTEM_ERROR
-    assert answer.remark == f"can not find message by the offset, {offset}"
-
-
-async def test_a_view_beside_a_message_is_refused_and_of_it_answered(world: World) -> None:
-    async with client_of(world) as client, Producer(client, "p") as producer:
-        at = (await producer.send(Message(TOPIC, b"viewed"))).phy_offset
-    world.acknowledged.append(b"viewed")
-    for beside in (at - 1, at + 1, at + 40):
-        answer = await ask(
-            world.address, RequestCode.VIEW_MESSAGE_BY_ID, {"offset": str(beside), "topic": TOPIC}
-        )
-        assert answer.code == ResponseCode.SYSTEM_ERROR
-    answer = await ask(
-        world.address, RequestCode.VIEW_MESSAGE_BY_ID, {"offset": str(at), "topic": TOPIC}
-    )
-    assert bytes(decode_record(answer.body).body) == b"viewed"

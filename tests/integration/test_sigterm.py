@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import signal
 from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 import trio
 
-from dledger.cli.local_cluster import Node, local_cluster
+from dledger.cli.local_cluster import LocalCluster, Node, local_cluster
 from dledger.cli.log_verify import verify_store
 from dledger.client.connect import connect
 from dledger.client.core.message import Message
@@ -64,6 +66,23 @@ class Sends:
                 await trio.sleep(0.01)
 
 
+@asynccontextmanager
+async def sending(cluster: LocalCluster, config: ProducerConfig) -> AsyncIterator[Sends]:
+    """Send to a new topic while the block runs, which begins when many were acknowledged."""
+    await create_topic([cluster.namesrv_address], "t", queues=4)
+    sends = Sends()
+    async with (
+        connect([cluster.namesrv_address]) as client,
+        Producer(client, "p", config) as producer,
+        trio.open_nursery() as nursery,
+    ):
+        for number in range(SENDERS):
+            nursery.start_soon(sends.run, producer, number)
+        await sends.reach(ENOUGH)
+        yield sends
+        sends.stop = True
+
+
 def abort_file(node: Node) -> Path:
     assert node.store_path is not None
     return node.store_path / "abort"
@@ -75,24 +94,14 @@ async def second_start(node: Node) -> dict[str, object]:
 
 async def test_sigterm_of_the_leader_fails_no_send(tmp_path: Path) -> None:
     async with local_cluster(tmp_path, settings=SMALL_FILES) as cluster:
-        await create_topic([cluster.namesrv_address], "t", queues=4)
-        sends = Sends()
         leader = await cluster.wait_leader()
         node = cluster.brokers[leader]
         config = ProducerConfig(send_timeout_s=60)
-        async with (
-            connect([cluster.namesrv_address]) as client,
-            Producer(client, "p", config) as producer,
-            trio.open_nursery() as nursery,
-        ):
-            for number in range(SENDERS):
-                nursery.start_soon(sends.run, producer, number)
-            await sends.reach(ENOUGH)
+        async with sending(cluster, config) as sends:
             assert abort_file(node).exists()
             assert await cluster.stop(leader) == 0
             assert not abort_file(node).exists()
             await sends.reach(len(sends.acknowledged) + ENOUGH)
-            sends.stop = True
         assert (sends.refused, sends.texts) == (Counter(), set())
         found = Counter(await bodies_at(cluster.namesrv_address, "t"))
         assert [body for body in sends.acknowledged if not found[body]] == []
@@ -109,20 +118,10 @@ async def test_sigterm_of_the_leader_fails_no_send(tmp_path: Path) -> None:
 async def test_sigterm_of_a_broker_alone_answers_every_send(tmp_path: Path) -> None:
     """No member takes over: a send is acknowledged or not stored. Unknown would be a loss."""
     async with local_cluster(tmp_path, brokers=1, settings=SMALL_FILES) as cluster:
-        await create_topic([cluster.namesrv_address], "t", queues=4)
-        sends = Sends()
         # Long enough for a disk that is slow: an answer that comes too late is an unknown outcome.
         config = ProducerConfig(send_timeout_s=8, retry_unknown=False)
-        async with (
-            connect([cluster.namesrv_address]) as client,
-            Producer(client, "p", config) as producer,
-            trio.open_nursery() as nursery,
-        ):
-            for number in range(SENDERS):
-                nursery.start_soon(sends.run, producer, number)
-            await sends.reach(ENOUGH)
+        async with sending(cluster, config) as sends:
             assert await cluster.stop("n0") == 0
-            sends.stop = True
         assert set(sends.refused) <= {"not_stored"}, sends.texts
         await cluster.start("n0")
         await cluster.wait_healthy()
@@ -143,22 +142,12 @@ async def test_kill_leaves_the_abort_file_for_the_next_start(tmp_path: Path) -> 
 
 async def test_a_second_signal_does_not_wait_and_still_loses_nothing(tmp_path: Path) -> None:
     async with local_cluster(tmp_path, brokers=1, settings=SMALL_FILES) as cluster:
-        await create_topic([cluster.namesrv_address], "t", queues=4)
-        sends = Sends()
         config = ProducerConfig(send_timeout_s=1.5)
         node = cluster.brokers["n0"]
-        async with (
-            connect([cluster.namesrv_address]) as client,
-            Producer(client, "p", config) as producer,
-            trio.open_nursery() as nursery,
-        ):
-            for number in range(SENDERS):
-                nursery.start_soon(sends.run, producer, number)
-            await sends.reach(ENOUGH)
+        async with sending(cluster, config) as sends:
             assert node.process is not None
             node.process.send_signal(signal.SIGTERM)
             await cluster.kill("n0", signal.SIGTERM)
-            sends.stop = True
         await cluster.start("n0")
         await cluster.wait_healthy()
         found = Counter(await bodies_at(cluster.namesrv_address, "t"))

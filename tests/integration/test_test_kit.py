@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import textwrap
 import time
 from collections.abc import Callable
@@ -206,18 +208,15 @@ FAILING_TEST = textwrap.dedent(
 )
 
 
-def test_a_failed_assertion_shows_the_test_and_not_the_kit(tmp_path: Path) -> None:
-    import subprocess
-    import sys
+def run_in(folder: Path, tests: str) -> subprocess.CompletedProcess[str]:
+    """Run *tests* with pytest, as a user's."""
+    (folder / "test_mine.py").write_text(tests)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_mine.py"]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
 
-    (tmp_path / "test_mine.py").write_text(FAILING_TEST)
-    ran = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_mine.py"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+
+def test_a_failed_assertion_shows_the_test_and_not_the_kit(tmp_path: Path) -> None:
+    ran = run_in(tmp_path, FAILING_TEST)
     assert ran.returncode == 1
     assert "missing" in ran.stdout
     assert "test_mine.py:3" in ran.stdout
@@ -227,16 +226,6 @@ def test_a_failed_assertion_shows_the_test_and_not_the_kit(tmp_path: Path) -> No
 
 
 def test_the_plug_in_gives_clusters_topics_and_trouble(tmp_path: Path) -> None:
-    import subprocess
-    import sys
-
-    (tmp_path / "test_mine.py").write_text(PLUGIN_TESTS)
-    ran = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_mine.py"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    ran = run_in(tmp_path, PLUGIN_TESTS)
     assert ran.returncode == 0, ran.stdout
     assert "3 passed" in ran.stdout

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+
 import pytest
 import trio
 import trio.testing
@@ -33,6 +35,12 @@ from tests.unit.client.fake_cluster import Broker, World, open_world
 pytestmark = pytest.mark.usefixtures("autojump_clock")
 
 QUEUE = MessageQueue("T", "g", 0)
+
+
+@pytest.fixture
+async def consumer(client: ClientInstance) -> AsyncIterator[PullConsumer]:
+    async with PullConsumer(client, "c") as consumer:
+        yield consumer
 
 
 async def test_what_was_sent_is_pulled(client: ClientInstance, producer: Producer) -> None:
@@ -105,30 +113,24 @@ async def test_a_pull_waits_for_the_next_message(
         assert trio.current_time() < 100
 
 
-async def test_a_pull_that_finds_nothing_ends_after_its_time() -> None:
-    async with (
-        open_world() as world,
-        world.client() as client,
-        PullConsumer(client, "c") as consumer,
-    ):
-        began = trio.current_time()
-        result = await consumer.pull(QUEUE, 0, timeout_s=7)
-        assert result.status is PullStatus.NO_NEW_MESSAGE
-        assert trio.current_time() - began == pytest.approx(7)
-        (asked,) = [s.command.ext for s in world.seen if s.code == RequestCode.PULL_MESSAGE]
+async def test_a_pull_that_finds_nothing_ends_after_its_time(
+    world: World, consumer: PullConsumer
+) -> None:
+    began = trio.current_time()
+    result = await consumer.pull(QUEUE, 0, timeout_s=7)
+    assert result.status is PullStatus.NO_NEW_MESSAGE
+    assert trio.current_time() - began == pytest.approx(7)
+    (asked,) = [s.command.ext for s in world.seen if s.code == RequestCode.PULL_MESSAGE]
     assert asked["suspendTimeoutMillis"] == "7000"
     assert asked["sysFlag"] == "6"
     assert asked["subscription"] == "*"
 
 
-async def test_offset_outside_the_queue_names_its_bounds() -> None:
-    async with (
-        open_world() as world,
-        world.client() as client,
-        PullConsumer(client, "c") as consumer,
-    ):
-        with pytest.raises(OffsetIllegalError) as caught:
-            await consumer.pull(QUEUE, 99)
+async def test_offset_outside_the_queue_names_its_bounds(
+    world: World, consumer: PullConsumer
+) -> None:
+    with pytest.raises(OffsetIllegalError) as caught:
+        await consumer.pull(QUEUE, 99)
     assert caught.value.next_begin_offset == 0
 
 
@@ -196,45 +198,39 @@ async def test_commit_without_an_answer_is_unknown_not_refused() -> None:
     assert caught.value.outcome == "unknown"
 
 
-async def test_commit_refused_after_an_unknown_attempt_is_unknown() -> None:
-    async with (
-        open_world() as world,
-        world.client() as client,
-        PullConsumer(client, "c") as consumer,
-    ):
-        group = world.groups["g"]
+async def test_commit_refused_after_an_unknown_attempt_is_unknown(
+    world: World, consumer: PullConsumer
+) -> None:
+    group = world.groups["g"]
 
-        def silent(_: RemotingCommand) -> Handled:
-            group.leader = None
-            return DEFERRED
+    def silent(_: RemotingCommand) -> Handled:
+        group.leader = None
+        return DEFERRED
 
-        group.brokers[0].answer_commit = silent
-        with pytest.raises(RequestTimedOutError) as caught:
-            await consumer.commit_offset(QUEUE, 17, timeout_s=5)
+    group.brokers[0].answer_commit = silent
+    with pytest.raises(RequestTimedOutError) as caught:
+        await consumer.commit_offset(QUEUE, 17, timeout_s=5)
     assert caught.value.outcome == "unknown"
 
 
-async def test_lock_lost_after_an_unanswered_commit_is_unknown() -> None:
-    async with (
-        open_world() as world,
-        world.client() as client,
-        PullConsumer(client, "c") as consumer,
-    ):
-        group = world.groups["g"]
+async def test_lock_lost_after_an_unanswered_commit_is_unknown(
+    world: World, consumer: PullConsumer
+) -> None:
+    group = world.groups["g"]
 
-        def silent(_: RemotingCommand) -> Handled:
-            group.elect(1)
-            return DEFERRED
+    def silent(_: RemotingCommand) -> Handled:
+        group.elect(1)
+        return DEFERRED
 
-        def stale(asked: RemotingCommand) -> Handled:
-            return response_to(asked, ResponseCode.STALE_LOCK_TOKEN, "another one has it")
+    def stale(asked: RemotingCommand) -> Handled:
+        return response_to(asked, ResponseCode.STALE_LOCK_TOKEN, "another one has it")
 
-        group.brokers[0].answer_commit = silent
-        group.brokers[1].answer_commit = stale
-        with pytest.raises(RequestTimedOutError):
-            await consumer.commit_offset(QUEUE, 17, lock_token=3)
-        with pytest.raises(LockLostError):
-            await consumer.commit_offset(QUEUE, 17, lock_token=3)
+    group.brokers[0].answer_commit = silent
+    group.brokers[1].answer_commit = stale
+    with pytest.raises(RequestTimedOutError):
+        await consumer.commit_offset(QUEUE, 17, lock_token=3)
+    with pytest.raises(LockLostError):
+        await consumer.commit_offset(QUEUE, 17, lock_token=3)
 
 
 async def test_a_pull_follows_the_leader(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -24,6 +25,7 @@ from dledger.client.core.route import MessageQueue
 from dledger.client.producer.config import ProducerConfig
 from dledger.client.producer.lane import PIPELINE_BYTES
 from dledger.client.producer.producer import Producer
+from dledger.client.producer.state import SendSlot
 from dledger.remoting.processor import DEFERRED, Handled
 from dledger.remoting.protocol.codes import RequestCode
 from dledger.remoting.protocol.command import RemotingCommand, response_to
@@ -388,3 +390,16 @@ async def test_engine_repeats_what_it_sent_when_a_send_ended_before() -> None:
         assert group.bodies() == [b"long"]
         first, second = [seen.command for seen in world.seen if seen.code == 51101]
         assert bytes(first.body) == bytes(second.body)
+
+
+async def test_engine_leaves_no_settled_send_to_the_collector() -> None:
+    def slots() -> int:
+        return sum(isinstance(each, SendSlot) for each in gc.get_objects())
+
+    before = slots()
+    async with numbering() as (world, producer):
+        await producer.send(Message("T", b"x"))
+        world.groups["g"].brokers[0].intercept = answers(UNKNOWN, BUSY)
+        for _ in range(3):
+            await producer.send_to(QUEUE, Message("T", b"x"))
+        assert slots() == before

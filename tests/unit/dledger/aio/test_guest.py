@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import signal
 import threading
+import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
@@ -77,6 +78,26 @@ def test_guest_returns_results_and_raises_errors() -> None:
             assert len(raised.value.exceptions) == 2
         with pytest.raises(ClientClosedError, match="nothing was sent"):
             await guest.carry(add, 1, b=2)
+
+    asyncio.run(main())
+
+
+def test_guest_holds_nothing_of_calls_that_have_ended() -> None:
+    class Body:
+        """What a request or an answer holds."""
+
+    async def give_back(body: Body) -> Body:
+        await trio.sleep(0)
+        return body
+
+    async def main() -> None:
+        async with entered() as guest:
+            bodies = [Body() for _ in range(3)]
+            held = [weakref.ref(body) for body in bodies]
+            await asyncio.gather(*(guest.carry(give_back, body) for body in bodies))
+            bodies.clear()
+            await asyncio.sleep(0)
+            assert [body() for body in held] == [None] * 3
 
     asyncio.run(main())
 

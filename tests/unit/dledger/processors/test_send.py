@@ -408,6 +408,8 @@ def test_a_batch_is_stored_item_by_item(
         (encode_batch([BatchItem(b"x" * 3000)] * 2), {}, "at most 4096"),
         (encode_batch([BatchItem(b"x")]), {"topic": "%RETRY%g", "queue_id": "0"}, "retry"),
         (struct.pack(">i", -1) * 8, {}, "claims"),
+        (struct.pack(">i", 1 << 30), {}, "cut short"),
+        (b"\0\0", {}, "cut short"),
     ],
 )
 def test_a_bad_batch_is_refused_whole(

@@ -77,6 +77,8 @@ def test_asking_for_what_is_there_already_makes_no_entry(broker: Broker) -> None
     ("changes", "remark"),
     [
         ({"topic": "a b"}, "illegal characters"),
+        ({"topic": "../../etc/passwd"}, "illegal characters"),
+        ({"topic": "t" * 128}, "127"),
         ({"topic": "TBW102"}, "system topic"),
         ({"topic": "RMQ_SYS_DLEDGER_STATE"}, "system topic"),
         ({"topic": "RMQ_SYS_ANY"}, "system topic"),

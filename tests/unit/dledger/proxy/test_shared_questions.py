@@ -25,6 +25,7 @@ from tests.unit.client.fake_cluster import World
 
 CALLER = Caller("client-1", time_left_s=60.0)
 TOPIC, GROUP = pb.Resource(name="T"), pb.Resource(name="g")
+FIFO_TOPIC = TopicConfig("T", attributes={"+message.type": "FIFO"})
 EVERY_TYPE = (pb.NORMAL, pb.FIFO, pb.DELAY, pb.TRANSACTION)
 
 
@@ -32,10 +33,8 @@ EVERY_TYPE = (pb.NORMAL, pb.FIFO, pb.DELAY, pb.TRANSACTION)
 
 
 async def test_senders_of_one_moment_ask_for_types_once(world: World) -> None:
-    config = TopicConfig("T", attributes={"+message.type": "FIFO"})
-
     def state(asked: RemotingCommand) -> RemotingCommand:
-        return response_to(asked, 0, None, {}, config.encode())
+        return response_to(asked, 0, None, {}, FIFO_TOPIC.encode())
 
     for broker in world.groups["g"].brokers:
         broker.on(RequestCode.GET_TOPIC_CONFIG, state)
@@ -54,14 +53,13 @@ async def test_senders_of_one_moment_ask_for_types_once(world: World) -> None:
 
 
 async def test_types_are_asked_for_again_when_asker_leaves(world: World) -> None:
-    config = TopicConfig("T", attributes={"+message.type": "FIFO"})
     answers: list[RemotingCommand] = []
 
     def state(asked: RemotingCommand) -> Handled:
         answers.append(asked)
         if len(answers) == 1:
             return DEFERRED  # and never answered
-        return response_to(asked, 0, None, {}, config.encode())
+        return response_to(asked, 0, None, {}, FIFO_TOPIC.encode())
 
     for broker in world.groups["g"].brokers:
         broker.on(RequestCode.GET_TOPIC_CONFIG, state)
