@@ -24,7 +24,7 @@ from dledger.jepsen_like.history.operation import NOTHING, Operation, Outcome
 IN_VAIN: Final = "poll waited in vain"
 
 LATE_NS: Final = 1_000_000_000
-"""How long a poll that is held may take to notice a message."""
+"""How long a poll or a receive that is held may take to notice a message."""
 IN_VAIN_LEAST: Final = 2
 ALLOWED_PER_CENT: Final = 1
 
@@ -47,8 +47,12 @@ def violations(
             send = sends.behind(op.off, op.ret_ns - LATE_NS) if is_quiet else None
             if send is not None:
                 found.append(_violation(send, op))
-    count = sum(map(len, lasted.values()))
-    if len(found) < IN_VAIN_LEAST or 100 * len(found) <= ALLOWED_PER_CENT * count:
+    return more_than_a_few(found, sum(map(len, lasted.values())))
+
+
+def more_than_a_few(found: list[Violation], lasted: int) -> list[Violation]:
+    """Return the first of those that waited in vain, unless they are few of those that lasted."""
+    if len(found) < IN_VAIN_LEAST or 100 * len(found) <= ALLOWED_PER_CENT * lasted:
         return []
     return found[:REPORTED_MAX]
 

@@ -19,18 +19,14 @@ from itertools import accumulate, pairwise
 from typing import Final, NamedTuple
 
 from dledger.jepsen_like.checkers.fault_record import FaultRecord
+from dledger.jepsen_like.checkers.poll_waits import LATE_NS, more_than_a_few
 from dledger.jepsen_like.checkers.pop_ends import MS_NS, Message, message_of
-from dledger.jepsen_like.checkers.verdict import REPORTED_MAX, Violation
+from dledger.jepsen_like.checkers.verdict import Violation
 from dledger.jepsen_like.history.operation import NOTHING, F, Operation, Outcome
 
 IN_VAIN: Final = "receive waited in vain"
 IN_ORDER_SUFFIX: Final = "-in-order"
 """Ends the names of groups that receive in order."""
-
-LATE_NS: Final = 1_000_000_000
-"""How long a receive that is held may take to notice a message."""
-IN_VAIN_LEAST: Final = 2
-ALLOWED_PER_CENT: Final = 1
 
 _Line = tuple[str, str]
 """Group and topic."""
@@ -83,9 +79,7 @@ def violations(
         one = one or late.get(receive)
         if one is not None and record.quiet_ns(one.from_ns, op.ret_ns) == op.ret_ns - one.from_ns:
             found.append(_violation(one, op))
-    if len(found) < IN_VAIN_LEAST or 100 * len(found) <= ALLOWED_PER_CENT * len(lasted):
-        return []
-    return found[:REPORTED_MAX]
+    return more_than_a_few(found, len(lasted))
 
 
 def _free(

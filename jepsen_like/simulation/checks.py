@@ -41,7 +41,6 @@ from dledger.jepsen_like.simulation.node import BrokerNode, CheckedWorld
 from dledger.jepsen_like.simulation.promises import (
     DiskCopies,
     Promises,
-    check_commit,
     check_recovered,
     check_stable,
 )
@@ -159,6 +158,7 @@ class Checks:
         seen = node.seen_commit
         if raft.is_leader and node is not self._world.last_leader:
             self._leads(node, group)
+        self.copies.after_step(node, group)
         if commit != seen:
             self._commit_moved(node, group, seen, commit)
         self._compare_end(node, group)
@@ -266,11 +266,15 @@ class Checks:
     def _commit_moved(self, node: BrokerNode, group: Group, seen: int, commit: int) -> None:
         world = self._world
         node.seen_commit = commit
-        node.shown_commit = max(node.shown_commit, commit)
+        self.promises.promise(node, group, commit)
         if commit < seen:
             world.violate("commit_went_back", f"{node.name}: commit index {seen} to {commit}")
             return
-        check_commit(world, node, group, commit)
+        if commit > (stable := group.node.journal.stable_index):
+            world.violate(
+                "commit_not_stable",
+                f"{node.name} shows {commit} as committed, stable here is {stable}",
+            )
         if group.node.is_leader or self._led_to(node, group, commit):
             if commit > self.led_commit:  # else it learnt of it as a follower
                 if group.node.is_leader:

@@ -109,12 +109,12 @@ class BrokerNode(Node):
 
     Attributes:
         seen_commit: Newest commit index this node has shown.
-        shown_commit: The newest any process on this disk has shown; 0 where its log may end earlier
-            without a sign of that.
         seen_voters: Names of the voters in the list it followed last.
         seen_durable_end: Position up to which its log was seen to be on its disk.
         promised_vote: Newest term in which a vote of it has left, and the candidate.
-        promised_entry: Index and chain of the newest entry it has acknowledged.
+        promised_entry: Term, index and chain of the newest entry it has acknowledged, or shown as
+            committed; zeros where its log may end earlier without a sign of that.
+        began_doubtful: Its process took what it had acknowledged for lost when it started.
         has_rotten_queues: A bit of a queue file has flipped; the scrub finds it.
         has_rotten_keys: A bit of the key index has flipped; nothing finds that.
     """
@@ -129,7 +129,6 @@ class BrokerNode(Node):
         self.config = config
         self.broker: Broker | None = None
         self.seen_commit = 0
-        self.shown_commit = 0
         self.seen_truncations = 0
         self.seen_voters: tuple[str, ...] = ()
         self.seen_list = -1
@@ -140,7 +139,8 @@ class BrokerNode(Node):
         self.seen_durable_end = 0
         self.led_s = 0.0
         self.promised_vote = (0, "")
-        self.promised_entry = (0, 0)
+        self.promised_entry = (0, 0, 0)
+        self.began_doubtful = False
         self.has_rotten_queues = False
         self.has_rotten_keys = False
         self._stop = trio.Event()
@@ -199,10 +199,9 @@ class BrokerNode(Node):
         """Lose the disk; the process is killed before."""
         super().wipe()
         self.seen_commit = 0
-        self.shown_commit = 0
         self.seen_voters = ()
         self.promised_vote = (0, "")
-        self.promised_entry = (0, 0)
+        self.promised_entry = (0, 0, 0)
         self.has_rotten_queues = self.has_rotten_keys = False
 
     def rot_file(self, arg: int) -> list[tuple[str, int]]:
@@ -234,14 +233,14 @@ class BrokerNode(Node):
 
     def undo_lied_flushes(self) -> int:
         """Lose by chance what these flushes wrote; the machine is down. Return sectors."""
-        self.shown_commit = 0
+        self.promised_entry = (0, 0, 0)
         return super().undo_lied_flushes()
 
     def tear_tail(self, size_bytes: int) -> tuple[str, int] | None:
         """Write over the log's newest bytes above the commit mark; return where."""
         found = super().tear_tail(size_bytes)
         if found is not None:
-            self.shown_commit = 0
+            self.promised_entry = (0, 0, 0)
         return found
 
 

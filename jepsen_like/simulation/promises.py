@@ -13,15 +13,17 @@ commit               nothing is committed here that is not stable here
 acknowledgement      what it acknowledges is on its disk when the frame leaves
 vote                 so are term and vote
 one vote             a member votes for one candidate per term, whatever happens to it between
-whole vote           a member that votes, for itself too, holds all it has ever shown as
-                     committed: the voter's log keeps others from leading (Raft, §5.4.1). A wiped
-                     folder is another member, which has shown nothing
+whole vote           the log of a member that votes, for itself too, is no older than the newest
+                     entry it has acknowledged or shown as committed: it keeps others from leading
+                     (Raft, §5.4.1); unless most voters began uncertain of theirs: they elect the
+                     best of all. A wiped folder is another member
 kept vote            a process that starts again knows term and vote that it had sent
 kept log             … and holds the entry it had acknowledged, unless a leader cut it since
 true acknowledgement an acknowledged entry is the one that the leader of that term has there
 counted              at a commit a majority of the voters' disks hold the entry, whatever
                      processes run on them: a power cut at this instant must leave it
-belief               no leader takes a member for further than that member's disk is
+belief               no leader takes a member for further than that member's disk is, from the
+                     step on that raises it
 covered              what is removed of a log is in the tables of a checkpoint: a start needs them
 ===================  =======================================================================
 
@@ -89,38 +91,6 @@ def check_stable(world: CheckedWorld, node: BrokerNode, group: Group) -> None:
     if _is_doubtful(node, group, begin, end):
         world.violate("claim", f"{node.name} counts {stable} as stable, which a power cut can undo")
     node.seen_durable_end = end
-
-
-def check_commit(world: CheckedWorld, node: BrokerNode, group: Group, commit: int) -> None:
-    """Look at a commit index that has moved."""
-    stable = group.node.journal.stable_index
-    if commit > stable:
-        world.violate(
-            "commit_not_stable", f"{node.name} shows {commit} as committed, stable here is {stable}"
-        )
-
-
-def check_acknowledged(world: CheckedWorld, node: BrokerNode, group: Group, index: int) -> None:
-    """Look at an acknowledgement of everything up to *index* that is leaving."""
-    if not group.node.settings.sync_flush:
-        return
-    end = group.node.journal.end_position_of(index)
-    if end > node.seen_durable_end and _is_doubtful(node, group, node.seen_durable_end, end):
-        world.violate(
-            "promise_before_disk", f"{node.name} acknowledges {index}, which a power cut can undo"
-        )
-
-
-def check_voted(
-    world: CheckedWorld, node: BrokerNode, group: Group, term: int, candidate: str
-) -> None:
-    """Look at a vote that is leaving."""
-    kept = certain_vote(node, group)
-    if kept[0] < term or (kept[0] == term and kept[1] != candidate):
-        world.violate(
-            "promise_before_disk",
-            f"{node.name} votes for {candidate} in term {term}; on its disk is {kept}",
-        )
 
 
 def certain_vote(node: BrokerNode, group: Group) -> tuple[int, str | None]:
@@ -221,33 +191,59 @@ class Promises:
             self._world.violate(
                 "two_votes", f"{node.name} voted for {first} and {candidate} in term {term}"
             )
-        check_voted(self._world, node, group, term, candidate)
+        kept = certain_vote(node, group)
+        if kept[0] < term or (kept[0] == term and kept[1] != candidate):
+            self._world.violate(
+                "promise_before_disk",
+                f"{node.name} votes for {candidate} in term {term}; on its disk is {kept}",
+            )
         self._check_whole(node, group, term, candidate)
         node.promised_vote = max(node.promised_vote, (term, candidate))
 
     def _check_whole(self, node: BrokerNode, group: Group, term: int, candidate: str) -> None:
-        end = group.node.journal.last_index
-        if end < node.shown_commit and group.node.settings.sync_flush:
+        journal = group.node.journal
+        end = (journal.last_term, journal.last_index)
+        if end < node.promised_entry[:2] and not self._are_doubtful(group):
             self._world.violate(
                 "hollow_vote",
-                f"{node.name} votes for {candidate} in term {term} with a log up to {end}; it had "
-                f"shown {node.shown_commit} as committed",
+                f"{node.name} votes for {candidate} in term {term} with a log up to term and index "
+                f"{end}; it had acknowledged, or shown as committed, {node.promised_entry[:2]}",
             )
+
+    def _are_doubtful(self, group: Group) -> bool:
+        """Whether most voters began uncertain, so that the best log of all is what is left."""
+        members = group.node.roster.members
+        names = () if members is None else members.voter_names
+        nodes = [node for name in names if (node := self._world.brokers.get(name)) is not None]
+        return 2 * sum(node.began_doubtful for node in nodes) > len(names)
 
     def _acknowledged(self, node: BrokerNode, group: Group, term: int, index: int) -> None:
         journal = group.node.journal
         if term != group.node.term or index > journal.last_index:
             return  # made in an earlier term: what it was about may be removed by right
-        try:
-            chain = journal.log.chain_at(index)
-        except MQError:
-            return  # below the first kept entry
-        check_acknowledged(self._world, node, group, index)
-        if index >= node.promised_entry[0]:
-            node.promised_entry = (index, chain)
+        begin, end = node.seen_durable_end, journal.end_position_of(index)
+        is_claimed = group.node.settings.sync_flush and end > begin
+        if is_claimed and _is_doubtful(node, group, begin, end):
+            self._world.violate(
+                "promise_before_disk",
+                f"{node.name} acknowledges {index}, which a power cut can undo",
+            )
+        chain = self.promise(node, group, index)
         leader = self._leader_of(term)
-        if leader is not None and leader is not node and leader.group is not None:
-            self._compare(node, leader, leader.group, index, chain)
+        if leader is None or leader is node or leader.group is None or chain is None:
+            return
+        self._compare(node, leader, leader.group, index, chain)
+
+    def promise(self, node: BrokerNode, group: Group, index: int) -> int | None:
+        """Note that a member has all up to *index*; return the chain there, if it is kept."""
+        journal = group.node.journal
+        try:
+            entry = (journal.term_at(index), index, journal.log.chain_at(index))
+        except MQError:
+            return None
+        if entry[:2] >= node.promised_entry[:2]:
+            node.promised_entry = entry
+        return entry[2]
 
     def _leader_of(self, term: int) -> BrokerNode | None:
         name = self._leaders.get(term)
@@ -278,12 +274,14 @@ class Promises:
             self._check_vote(node, group)
             self._check_log(node, group)
         journal = group.node.journal
+        node.began_doubtful = group.node.eligibility.doubtful
         cut = journal.deleteEntriesFrom
 
         def delete(entryFrom: int) -> None:  # noqa: N803 - the library's name
             first = journal.anchor_index + entryFrom
-            if first <= node.promised_entry[0]:
-                node.promised_entry = (0, 0)
+            if first <= node.promised_entry[1]:
+                node.promised_entry = (0, 0, 0)
+                self.promise(node, group, first - 1)
             if first <= journal.last_index:
                 kept = journal.end_position_of(first - 1)
                 node.seen_durable_end = min(node.seen_durable_end, kept)
@@ -320,7 +318,7 @@ class Promises:
             )
 
     def _check_log(self, node: BrokerNode, group: Group) -> None:
-        index, chain = node.promised_entry
+        _, index, chain = node.promised_entry
         journal = group.node.journal
         if not index or index < journal.log.first_index:
             return
@@ -359,13 +357,14 @@ class DiskCopies:
 
     def __init__(self, world: CheckedWorld) -> None:
         self._world = world
+        self._matched: dict[str, tuple[int, dict[str, int]]] = {}
+        """By leader: its term, and by member the index that it was seen to take for there."""
 
     def counted(self, node: BrokerNode, group: Group, seen: int, commit: int) -> None:
         """Look at a commit index that a leader has moved from *seen* to *commit*."""
         for index in range(max(seen + 1, commit - ENTRIES_MAX + 1), commit + 1):
             if not self._is_on_a_majority(node, group, index):
                 return
-        self._check_beliefs(node, group)
 
     def _is_on_a_majority(self, node: BrokerNode, group: Group, index: int) -> bool:
         members = group.node.roster.members
@@ -382,14 +381,22 @@ class DiskCopies:
             )
         return False
 
-    def _check_beliefs(self, node: BrokerNode, group: Group) -> None:
+    def after_step(self, node: BrokerNode, group: Group) -> None:
+        """Look at what a leader takes members for having, where that has changed."""
         raft = group.node
         if not raft.is_leader:
             return
+        term, matched = self._matched.get(node.name, (0, {}))
+        if term != raft.term:
+            matched = {}
+        self._matched[node.name] = (raft.term, matched)
         for name, progress in raft.replicator.peers.items():
             other = self._world.brokers.get(name)
-            index = progress.match_index
-            if other is None or other.group is None or index < group.store.log.first_index:
+            index, before = progress.match_index, matched.get(name)
+            matched[name] = index
+            if index == before or other is None or other.group is None:
+                continue
+            if index < group.store.log.first_index:
                 continue
             there = other.group
             # A later leader may have cut it, and a replica may have dropped it by right.

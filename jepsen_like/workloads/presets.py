@@ -202,6 +202,18 @@ PRESETS: Final[dict[str, Preset]] = {
 }
 
 
+SIMULATED_CLIENTS: Final = {
+    "producers": 3,
+    "consumers": 2,
+    "readers": 1,
+    "lockers": 4,
+    "push_members": 2,
+    "filterers": 7,
+    "receivers": 4,
+    "steppers": 4,
+    "expirers": 6,
+}
+"""The most of each in a simulated cluster; all but members of push groups act by the interval."""
 SIMULATED_INTERVAL_MS: Final = 1500
 SIMULATED_PUSH_INTERVAL_MS: Final = 500
 """Members of a push group are to have something in hand when one of them ends."""
@@ -223,20 +235,9 @@ def simulated_workload(name: str) -> Workload:
             queues=4,
             interval_ms=SIMULATED_PUSH_INTERVAL_MS,
         )
+    few = {name: min(most, getattr(workload, name)) for name, most in SIMULATED_CLIENTS.items()}
     return msgspec.structs.replace(
-        workload,
-        producers=min(3, workload.producers),
-        consumers=min(2, workload.consumers),
-        readers=min(1, workload.readers),
-        lockers=min(4, workload.lockers),
-        push_members=min(2, workload.push_members),
-        filterers=min(7, workload.filterers),
-        receivers=min(4, workload.receivers),
-        steppers=min(4, workload.steppers),
-        proxies=0,
-        expirers=min(6, workload.expirers),
-        queues=2,
-        interval_ms=SIMULATED_INTERVAL_MS,
+        workload, **few, proxies=0, queues=2, interval_ms=SIMULATED_INTERVAL_MS
     )
 
 
@@ -246,19 +247,8 @@ def workload_for(name: str, rate: float) -> Workload:
     Raises KeyError: there is none of that name.
     """
     workload = PRESETS[name].workload
-    clients = sum(
-        (
-            workload.producers,
-            workload.consumers,
-            workload.consumers if workload.send_back_per_mille else 0,
-            workload.readers,
-            workload.lockers,
-            workload.filterers,
-            workload.receivers,
-            workload.steppers,
-            workload.expirers,
-        )
-    )
+    clients = sum(getattr(workload, name) for name in SIMULATED_CLIENTS if name != "push_members")
+    clients += workload.consumers if workload.send_back_per_mille else 0
     return msgspec.structs.replace(
         workload, interval_ms=max(1, round(1000 * clients / max(rate, 1.0)))
     )

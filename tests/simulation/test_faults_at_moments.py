@@ -9,16 +9,13 @@ import pytest
 
 from dledger.jepsen_like.checkers.fault_record import HEALED, SERVED
 from dledger.jepsen_like.history.operation import Event, F, Outcome
-from dledger.jepsen_like.plans.draw import draw_plan
 from dledger.jepsen_like.plans.plan import Kind, Plan, Settings, Step, Workload
 from dledger.jepsen_like.simulation.play import Played, play
-from tests.harness.extent import EXTENT
 from tests.harness.fast_part import gate_part
 
 pytestmark = pytest.mark.slow
 
 BUSY = Workload(producers=2, consumers=2, readers=1, interval_ms=200, delayed_per_mille=0)
-CHOSEN = frozenset({Kind.TORN_TAIL, Kind.MID_SEND_KILL, Kind.MID_BATCH_KILL, Kind.ZOMBIE_CLIENT})
 LATE_MARK = Settings(checkpoint_ms=30_000)
 
 
@@ -114,11 +111,3 @@ def test_what_needs_real_processes_is_left_out_with_a_reason() -> None:
     assert ran.faults["skipped"] == 2
     details = {event.detail for event in ran.history.events if event.kind not in (HEALED, SERVED)}
     assert details == {"skipped: descriptors are those of real processes"}
-
-
-@pytest.mark.parametrize("seed", range(2 * EXTENT))
-@pytest.mark.hunt
-def test_drawn_plans_with_everything_at_once_are_valid(seed: int) -> None:
-    kinds = CHOSEN | {Kind.KILL, Kind.ISOLATE, Kind.POWER_CUT, Kind.CLIENT_KILL}
-    ran = play(draw_plan(seed, 300.0, kinds=kinds, even=True, fault_interval_s=8.0))
-    assert ran.is_valid, (seed, ran.violations, ran.verdict.reason)

@@ -14,6 +14,7 @@ from dledger.client.producer.producer import Producer
 from dledger.jepsen_like.simulation.machine import State
 from dledger.jepsen_like.simulation.node import BrokerNode, ClientNode
 from dledger.jepsen_like.simulation.world import Violation, World, run_world
+from dledger.raft.replicator import Replicator
 
 
 async def send_forever(node: ClientNode) -> None:
@@ -159,7 +160,7 @@ def _spoil(world: World, invariant: str, leader: BrokerNode, follower: BrokerNod
             follower.promised_vote = (99, leader.name)
             follower.kill()
         case "acknowledgement_forgotten":
-            follower.promised_entry = (journal.last_index, 1)
+            follower.promised_entry = (journal.last_term, journal.last_index, 1)
             follower.kill()
         case "false_acknowledgement":
             log_there: Any = leader.group.node.journal.log
@@ -173,17 +174,26 @@ def _spoil(world: World, invariant: str, leader: BrokerNode, follower: BrokerNod
     [
         *("log_matching", "two_leaders", "two_leaders_for_long", "leader_incomplete"),
         *("commit_ahead", "members", "two_votes", "vote_forgotten", "acknowledgement_forgotten"),
-        *("false_acknowledgement", "state_machines"),
+        *("false_acknowledgement", "belief", "state_machines"),
     ],
 )
-def test_a_broken_invariant_ends_the_run(invariant: str) -> None:
+def test_a_broken_invariant_ends_the_run(invariant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    matched = Replicator.matched
+
+    def beyond(replicator: Replicator, peer: str, _: int, now_s: float) -> None:
+        matched(replicator, peer, replicator.log.last_index, now_s)
+
+    if invariant == "belief":
+        monkeypatch.setattr(Replicator, "matched", beyond)
+
     async def main(world: World) -> None:
         leader = await world.wait_for_leader()
         follower = world.followers()[0]
         _spoil(world, invariant, leader, follower)
         if follower.state is State.DOWN:
             await follower.start()
-        await world.client("c").run(send_forever)
+        for name in ("c", "d"):
+            await world.client(name).run(send_forever)
         await world.sleep(120)
 
     with pytest.raises(Violation) as caught:
@@ -192,19 +202,24 @@ def test_a_broken_invariant_ends_the_run(invariant: str) -> None:
     assert caught.value.world.trace.last()
 
 
-@pytest.mark.parametrize("which", [0, 1])
-def test_a_vote_without_what_was_shown_as_committed_ends_the_run(which: int) -> None:
-    """One of the two followers votes for itself, the other one for it."""
+@pytest.mark.parametrize(("which", "doubtful"), [(0, 0), (1, 1), (0, 2)])
+def test_vote_without_all_that_was_shown_ends_the_run(which: int, doubtful: int) -> None:
+    """One of the two followers votes for itself, the other one for it; both may if uncertain."""
 
     async def main(world: World) -> None:
         leader = await world.wait_for_leader()
-        world.followers()[which].shown_commit = 1_000_000
+        world.followers()[which].promised_entry = (1_000_000, 1, 0)
+        for node in world.followers()[:doubtful]:
+            node.began_doubtful = True
         leader.kill()
         await world.wait_for_leader()
 
-    with pytest.raises(Violation) as caught:
+    found = ""
+    try:
         run_world(7, main)
-    assert caught.value.invariant == "hollow_vote"
+    except Violation as violation:
+        found = violation.invariant
+    assert found == ("" if doubtful == 2 else "hollow_vote")
 
 
 def test_a_wall_clock_that_jumps_back_moves_no_leadership() -> None:

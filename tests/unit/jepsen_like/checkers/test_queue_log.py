@@ -81,15 +81,6 @@ def transaction(value: int, end_ret: int) -> list[Operation]:
 
 
 ABSENT = {
-    "a queue without anything": ([without_offset(0, 0, 10), max_offset(1, 0, 20, 30)], (1, 0)),
-    "another at its place": (
-        [without_offset(0, 0, 10), send(1, 0, 20, 30), max_offset(2, 1, 40, 50)],
-        (2, 0),
-    ),
-    "one place for two": (
-        [without_offset(0, 0, 10), without_offset(1, 0, 15), max_offset(2, 1, 40, 50)],
-        (2, 1),
-    ),
     "a transaction": ([*transaction(100, 30), max_offset(2, 0, 40, 50)], (2, 11)),
     "a transaction and a send": (
         [*transaction(99, 30), send(0, 0, 40, 50), max_offset(2, 1, 60, 70)],
