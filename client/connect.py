@@ -127,7 +127,8 @@ def connect(
 def local_ip() -> str:
     """Return an address of this machine for ids; 127.0.0.1 when it has no name that resolves."""
     try:
-        found = socket.gethostbyname(socket.gethostname())
+        found = socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)
     except OSError:
         return "127.0.0.1"
-    return found
+    addresses = sorted(found, key=lambda one: one[0] != socket.AF_INET)
+    return str(addresses[0][4][0]).partition("%")[0]

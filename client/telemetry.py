@@ -31,6 +31,7 @@ from dledger.client.core.hooks import (
 )
 from dledger.client.core.message import Message
 from dledger.client.core.message_ext import MessageExt, SendResult
+from dledger.remoting.addresses import found_address
 from dledger.remoting.machine import TrioClock
 from dledger.remoting.seams import Clock
 
@@ -247,9 +248,9 @@ def _send_attributes(context: SendMessageContext, message: Message) -> Mapping[s
         "messaging.rocketmq.message.type": _TYPES[context.msg_type],
         "messaging.rocketmq.client_group": context.producer_group,
     }
-    host, _, port = context.broker_addr.rpartition(":")
-    if host and port.isdigit():
-        facts |= {"server.address": host, "server.port": int(port)}
+    broker = found_address(context.broker_addr)
+    if broker is not None:
+        facts["server.address"], facts["server.port"] = broker
     if not isinstance(context.message, Message):
         facts["messaging.batch.message_count"] = len(context.message)
     if message.tags:

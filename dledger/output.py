@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, get_args
 from cyclopts import Parameter, convert
 
 from dledger.commitlog.errors import MQError
-from dledger.remoting.escaped_text import escaped
+from dledger.remoting.log import escaped
 
 if TYPE_CHECKING:
     from rich.console import Console

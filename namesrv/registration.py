@@ -30,7 +30,7 @@ from typing import Final, NamedTuple
 from typing_extensions import Buffer
 
 from dledger.namesrv.errors import BadRegisterBodyError, RegistrationRefusedError
-from dledger.remoting.access.gate import is_loopback
+from dledger.remoting.addresses import is_loopback
 from dledger.remoting.errors import BadRequestError
 from dledger.remoting.protocol.bodies import (
     DataVersion,

@@ -9,7 +9,7 @@ from typing import Final
 
 import trio
 
-from dledger.commitlog.errors import LocalProtocolError
+from dledger.remoting.addresses import split_address
 from dledger.remoting.connection import Connection
 from dledger.remoting.connection_limits import DEFAULT_LIMITS, ConnectionLimits
 from dledger.remoting.errors import ConnectFailedError, RemotingError
@@ -216,14 +216,3 @@ async def open_client(
         finally:
             client.close()
             nursery.cancel_scope.cancel()
-
-
-def split_address(address: str) -> tuple[str, int]:
-    """Return host and port of ``"host:port"`` or ``"[v6]:port"``.
-
-    Raises LocalProtocolError: it is neither.
-    """
-    host, colon, port = address.rpartition(":")
-    if not colon or not host or not (port.isascii() and port.isdigit()) or int(port) > 0xFFFF:
-        raise LocalProtocolError(f"not an address of the form host:port: {address!r}")
-    return host.removeprefix("[").removesuffix("]"), int(port)

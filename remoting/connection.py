@@ -20,6 +20,7 @@ from typing import Any, Final
 import trio
 
 from dledger.commitlog.errors import RemoteProtocolError
+from dledger.remoting.addresses import join_address
 from dledger.remoting.calls import Call, CallTable
 from dledger.remoting.connection_limits import (
     DEFAULT_LIMITS,
@@ -220,7 +221,7 @@ class Connection:
                 await arrived.wait()
         finally:
             self.forget(call)
-        return call.result(_text(self.peer_address), timeout_s)
+        return call.result(join_address(*self.peer_address), timeout_s)
 
     def start(
         self, command: RemotingCommand, ended: Callable[[Call], None], *, is_signed: bool = True
@@ -239,8 +240,8 @@ class Connection:
         """
         if len(self._calls) >= self._limits.max_pending_calls:
             raise TooManyInFlightError(
-                f"{len(self._calls)} calls to {_text(self.peer_address)} wait for an answer; "
-                f"the limit is max_pending_calls"
+                f"{len(self._calls)} calls to {join_address(*self.peer_address)} wait for an answer"
+                f"; the limit is max_pending_calls"
             )
         self._refuse_when_full()
         command.opaque = opaque = self._calls.new_opaque()
@@ -280,13 +281,14 @@ class Connection:
     def _refuse_when_full(self) -> None:
         if self._closed:
             raise ConnectionLostError(
-                f"connection to {_text(self.peer_address)} has ended ({self._close_reason})",
+                f"connection to {join_address(*self.peer_address)} has ended"
+                f" ({self._close_reason})",
                 sent=False,
             )
         if self._out.unsent_bytes > self._limits.write_buffer_bytes:
             raise TooManyInFlightError(
-                f"{self._out.unsent_bytes} bytes wait to be sent to {_text(self.peer_address)}; "
-                f"the limit is write_buffer_bytes"
+                f"{self._out.unsent_bytes} bytes wait to be sent to"
+                f" {join_address(*self.peer_address)}; the limit is write_buffer_bytes"
             )
 
     # ------------------------------------------------------------------------------ answering
@@ -502,7 +504,7 @@ class Connection:
         if not self._close_reason:
             self._close_reason = reason
         ends = ConnectionEnds() if self._ends is None else self._ends
-        ends.note(_text(self.peer_address), reason, trio.current_time())
+        ends.note(join_address(*self.peer_address), reason, trio.current_time())
 
     async def _wait_for_space(self) -> None:
         while self._out.unsent_bytes > self._limits.write_buffer_bytes // 2 and not self._closed:
@@ -556,7 +558,3 @@ class Connection:
             return self.close(f"broken: {error}")
         self._note_end("the peer does not read")
         return self.close("the peer does not read")
-
-
-def _text(address: tuple[str, int]) -> str:
-    return f"{address[0]}:{address[1]}"

@@ -18,8 +18,6 @@ from contextlib import contextmanager
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Final, Literal, TextIO
 
-from dledger.remoting.escaped_text import escaped
-
 if TYPE_CHECKING:
     import structlog
 
@@ -165,3 +163,15 @@ def _traceback(out: io.TextIOBase | Any, error: Any) -> None:
     written = io.StringIO()
     structlog.dev.plain_traceback(written, error)
     out.write(escaped(written.getvalue(), keep=_LINE_ENDS))
+
+
+def escaped(text: str, keep: str = "") -> str:
+    """Return *text* with every character that is not printable written as ``\\x1b`` or the like."""
+    if text.isprintable():
+        return text
+    return "".join(
+        one
+        if one.isprintable() or one in keep
+        else one.encode("unicode_escape", "surrogatepass").decode("ascii")
+        for one in text
+    )

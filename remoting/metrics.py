@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 import trio
 
 from dledger.commitlog.errors import MQError
+from dledger.remoting.addresses import join_address
 from dledger.remoting.log import get_logger
 from dledger.remoting.protocol.codes import RequestCode, ResponseCode
 from dledger.remoting.seams import Network, Stream
@@ -438,12 +439,12 @@ class MetricsServer:
         except OSError as error:
             _log.warning(
                 "metrics_port_left_out",
-                address=f"{host}:{port}",
+                address=join_address(host, port),
                 error=str(error),
                 next_step=f"set {setting} to a free port, or to 0",
             )
             return False
-        _log.info("metrics_served", address=f"{address[0]}:{address[1]}")
+        _log.info("metrics_served", address=join_address(*address))
         return True
 
     async def _serve_one(self, stream: Stream) -> None:

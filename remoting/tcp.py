@@ -14,6 +14,7 @@ import trio
 from typing_extensions import Buffer
 
 from dledger.commitlog.errors import ConfigError
+from dledger.remoting.addresses import join_address
 from dledger.remoting.log import get_logger
 from dledger.remoting.seams import Listener, ServerTls, Stream, TlsMode
 
@@ -60,27 +61,23 @@ class TcpNetwork:
 
         Raises OSError: it cannot be bound; the text names host and port.
         """
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        failed = f"cannot listen on {host}:{port}"
+        failed = f"cannot listen on {join_address(host, port)}"
         try:
-            found = await trio.socket.getaddrinfo(
-                host or "0.0.0.0", port, family, socket.SOCK_STREAM
-            )
+            found = await trio.socket.getaddrinfo(host or "0.0.0.0", port, type=socket.SOCK_STREAM)
+            # Of a name that has addresses of both families, that of IPv4.
+            family, _, _, _, address = min(found, key=lambda one: one[0] != socket.AF_INET)
+            sock = trio.socket.socket(family, socket.SOCK_STREAM)
+            try:
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                await sock.bind(address)
+                sock.listen(LISTEN_BACKLOG)
+            except BaseException:
+                sock.close()
+                raise
         except OSError as error:
             raise OSError(error.errno, f"{failed}: {error.strerror or error}") from error
         except UnicodeError as error:
             raise OSError(errno.EINVAL, f"{failed}: {error}") from error
-        sock = trio.socket.socket(found[0][0], socket.SOCK_STREAM)
-        try:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            await sock.bind(found[0][4])
-            sock.listen(LISTEN_BACKLOG)
-        except OSError as error:
-            sock.close()
-            raise OSError(error.errno, f"{failed}: {error.strerror or error}") from error
-        except BaseException:
-            sock.close()
-            raise
         return TcpListener(trio.SocketListener(sock), tls)
 
     async def connect(
@@ -103,10 +100,12 @@ class TcpNetwork:
                     raise
                 return stream
         except trio.TooSlowError as error:
-            raise TimeoutError(f"no connection to {host}:{port} within {timeout_s} s") from error
+            raise TimeoutError(
+                f"no connection to {join_address(host, port)} within {timeout_s} s"
+            ) from error
         except trio.BrokenResourceError as error:
             raise ConnectionError(
-                f"TLS handshake with {host}:{port} failed: {error.__cause__ or error}"
+                f"TLS handshake with {join_address(host, port)} failed: {error.__cause__ or error}"
             ) from error
 
 

@@ -39,6 +39,7 @@ from dledger.commitlog.properties import (
     PROPERTY_UNIQ_KEY,
     PROPERTY_WAIT,
 )
+from dledger.remoting.addresses import join_address
 from dledger.remoting.protocol.bodies import QueryConsumeQueueResponseBody
 from dledger.remoting.protocol.codes import RequestCode, ResponseCode
 from dledger.remoting.protocol.headers import (
@@ -71,8 +72,7 @@ class MessageQueries(LeaderAsks):
             host, port, phy_offset = decode_offset_message_id(offset_message_id)
         except LocalProtocolError as error:
             raise MessageIllegalError(str(error)) from error
-        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        return await self.view_message_at(address, phy_offset)
+        return await self.view_message_at(join_address(host, port), phy_offset)
 
     async def view_message_at(self, address: str, phy_offset: int) -> MessageExt:
         """Return the message at a byte position of the log of the broker at *address*.

@@ -33,6 +33,7 @@ from dledger.commitlog.record import (
     encode_record,
     pack_host,
 )
+from dledger.remoting.addresses import split_address
 from dledger.remoting.connection import Connection
 from dledger.remoting.log import get_logger
 from dledger.remoting.processor import Answered, Handled, Limiter
@@ -350,8 +351,7 @@ def _message_of(command: RemotingCommand, arrived_ms: int) -> MessageExt:
 
 
 def _packed(address: str | None) -> bytes:
-    host, _, port = (address or "").rpartition(":")
     try:
-        return pack_host(host.strip("[]"), int(port))
-    except (LocalProtocolError, ValueError):
+        return pack_host(*split_address(address or ""))
+    except LocalProtocolError:
         return NO_HOST

@@ -32,7 +32,8 @@ from dledger.client.core.route import (
     parse_address_list,
 )
 from dledger.commitlog.errors import ConfigError, LocalProtocolError, RemoteProtocolError
-from dledger.remoting.client import RemotingClient, split_address
+from dledger.remoting.addresses import bracketed, found_address
+from dledger.remoting.client import RemotingClient
 from dledger.remoting.errors import RemotingError
 from dledger.remoting.log import get_logger
 from dledger.remoting.protocol.bodies import TopicRouteData
@@ -185,7 +186,7 @@ class NameServers:
             _log.warning("address_server_failed", host=host, port=port, error=str(error))
             return False
         # It may answer with anything, as with a page that reports an error.
-        addresses = [address for address in parse_address_list(text) if _is_address(address)]
+        addresses = [address for address in parse_address_list(text) if found_address(address)]
         if not addresses:
             _log.warning("address_server_empty", host=host, port=port)
             return False
@@ -202,14 +203,6 @@ class NameServers:
             await self._clock.sleep(ADDRESS_SERVER_PERIOD_S)
             async with self._reading:
                 await self.read_address_server()
-
-
-def _is_address(text: str) -> bool:
-    try:
-        split_address(text)
-    except LocalProtocolError:
-        return False
-    return True
 
 
 def split_url(url: str) -> tuple[str, int, str]:
@@ -234,7 +227,9 @@ async def _http_get(network: Network, host: str, port: int, path: str) -> str:
         stream = await network.connect(host, port, timeout_s=HTTP_TIMEOUT_S)
         try:
             # 1.0: the answer ends with the connection and is never chunked.
-            await stream.send_all(f"GET {path} HTTP/1.0\r\nHost: {host}\r\n\r\n".encode())
+            await stream.send_all(
+                f"GET {path} HTTP/1.0\r\nHost: {bracketed(host)}\r\n\r\n".encode()
+            )
             while data := bytes(await stream.receive_some(RECEIVE_BYTES)):
                 answer += data
                 if len(answer) > MAX_HTTP_ANSWER_BYTES:

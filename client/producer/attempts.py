@@ -36,6 +36,7 @@ from dledger.client.producer.sequences import (
 )
 from dledger.client.producer.state import SendSlot, SlotState, Standing
 from dledger.commitlog.errors import MQError
+from dledger.remoting.addresses import join_address
 from dledger.remoting.calls import Call
 from dledger.remoting.connection import Connection
 from dledger.remoting.protocol.codes import RequestCode, ResponseCode
@@ -108,8 +109,7 @@ class Attempt:
 
         Raises RemotingError: the connection has ended, or no answer has come in time.
         """
-        host, port = self._connection.peer_address
-        return self._call.result(f"{host}:{port}", self.timeout_s)
+        return self._call.result(join_address(*self._connection.peer_address), self.timeout_s)
 
 
 class Attempts:

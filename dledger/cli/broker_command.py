@@ -200,16 +200,18 @@ def _fast_connections(config: BrokerConfig, connections: int) -> int:
 
 
 async def _with_addresses(config: BrokerConfig) -> BrokerConfig:
-    """Resolve the advertised host once: it becomes part of message ids, as four bytes.
+    """Resolve the advertised host once: it becomes part of message ids, as an address.
 
-    Raises ConfigError: the name has no IPv4 address.
+    Of a name that has addresses of both families, that of IPv4 is taken: all clients know it.
+
+    Raises ConfigError: the name has no address.
     """
     name = config.broker.broker_ip1
     try:
-        found = await trio.socket.getaddrinfo(name, None, trio.socket.AF_INET)
+        found = await trio.socket.getaddrinfo(name, None, type=trio.socket.SOCK_STREAM)
     except OSError as error:
-        raise ConfigError(f"broker.broker_ip1 = {name!r}: no IPv4 address: {error}") from None
-    address = str(found[0][4][0])
+        raise ConfigError(f"broker.broker_ip1 = {name!r}: no address: {error}") from None
+    address = str(min(found, key=lambda one: one[0] != trio.socket.AF_INET)[4][0])
     return replace(config, broker=replace(config.broker, broker_ip1=address))
 
 

@@ -25,7 +25,9 @@ from dledger.cli.secret_file import make_secret
 from dledger.commitlog.disk import OsDisk
 from dledger.commitlog.errors import StoreLockedError
 from dledger.output import CliError, ExitCode
+from dledger.remoting.addresses import join_address, split_address
 from dledger.settings.config import stored_sizes
+from dledger.settings.text import Peer
 
 HEALTHY_TIMEOUT_S = 60.0
 """Seven interpreters on a busy machine take half a minute to start; an election a second or two."""
@@ -300,9 +302,9 @@ class LocalCluster:
         Raises CliError: not within *timeout_s*, or one has ended.
         """
         for node in self.proxies.values():
-            port = int(node.address.rpartition(":")[2])
+            host, port = split_address(node.address)
             with trio.move_on_after(timeout_s) as scope:
-                while is_free(port):
+                while is_free(port, host):
                     self._complain_about_the_dead()
                     await trio.sleep(POLL_S)
             if scope.cancelled_caught:
@@ -371,6 +373,7 @@ def _child_environment(tree: Path | None) -> dict[str, str]:
 def lay_out(
     folder: Path,
     *,
+    host: str = "127.0.0.1",
     brokers: int = 3,
     settings: Mapping[str, object] | None = None,
     ports: Sequence[int] | None = None,
@@ -383,6 +386,7 @@ def lay_out(
     Args:
         folder: Holds configuration, data and log files. With those of an earlier cluster in it the
             ports stay as they were and the data is used again.
+        host: Address of loopback where everything listens.
         ports: NameServer, then client port and peer port of each broker; free ones otherwise.
         groups: How many; with more than one they are `broker-a`, `broker-b` and so on, and their
             members `a0`, `a1`, …, `b0`, ….
@@ -405,7 +409,7 @@ def lay_out(
     namesrv_config = folder / "namesrv.toml"
     namesrv_config.write_text(
         "[server]\n"
-        'listen_host = "127.0.0.1"\n'
+        f'listen_host = "{host}"\n'
         f"listen_port = {namesrv_port}\n"
         "[namesrv]\n"
         f"kv_config_path = {_toml(str(folder / 'namesrv' / 'kvConfig.json'))}\n"
@@ -415,7 +419,7 @@ def lay_out(
         folder,
         Node(
             "namesrv",
-            f"127.0.0.1:{namesrv_port}",
+            join_address(host, namesrv_port),
             ("namesrv", "-c", str(namesrv_config)),
             folder / "namesrv.log",
             config_path=namesrv_config,
@@ -424,10 +428,10 @@ def lay_out(
     for letter, name in members.items():
         own = [each for each in all_names if each[0] == letter]
         own_ports, rest = rest[: 2 * brokers], rest[2 * brokers :]
-        for node in _lay_out_group(cluster, name, own, own_ports, values):
+        for node in _lay_out_group(cluster, host, name, own, own_ports, values):
             cluster.brokers[node.name] = node
     for number, port in enumerate(proxies):
-        name, address = f"proxy{number}", f"127.0.0.1:{port}"
+        name, address = f"proxy{number}", join_address(host, port)
         arguments = ("proxy", "--namesrv", cluster.namesrv_address, "--listen", address)
         cluster.proxies[name] = Node(name, address, arguments, folder / f"{name}.log")
     return cluster
@@ -435,6 +439,7 @@ def lay_out(
 
 def _lay_out_group(
     cluster: LocalCluster,
+    host: str,
     group: str,
     names: Sequence[str],
     ports: Sequence[int],
@@ -442,7 +447,8 @@ def _lay_out_group(
 ) -> Iterator[Node]:
     """Write the configuration files of one group's members and yield them."""
     folder = cluster.folder
-    peers = ";".join(f"n{place}-127.0.0.1:{ports[2 * place + 1]}" for place in range(len(names)))
+    peer_ports = enumerate(ports[1 : 2 * len(names) : 2])
+    peers = ";".join(str(Peer(f"n{place}", host, port)) for place, port in peer_ports)
     # Of an earlier cluster, or of a restored member: the others have to be as it is.
     found = (stored_sizes(OsDisk(), str(folder / name / "store")) for name in names)
     sizes = next(filter(None, found), {})
@@ -452,7 +458,7 @@ def _lay_out_group(
             "broker.cluster_name": "DefaultCluster",
             "broker.broker_name": group,
             "broker.namesrv_addr": cluster.namesrv_address,
-            "server.listen_host": "127.0.0.1",
+            "server.listen_host": host,
             "server.listen_port": ports[2 * place],
             "store.path_root_dir": str(store),
             "raft.group": group,
@@ -465,7 +471,7 @@ def _lay_out_group(
         config_path.write_text(settings_document(values))
         yield Node(
             name,
-            f"127.0.0.1:{ports[2 * place]}",
+            join_address(host, ports[2 * place]),
             ("broker", "-c", str(config_path), "--log-form", "json"),
             folder / f"{name}.log",
             store_path=store,
@@ -513,6 +519,7 @@ def _ports_before(folder: Path, names: Sequence[str]) -> list[int] | None:
 async def local_cluster(
     folder: Path,
     *,
+    host: str = "127.0.0.1",
     brokers: int = 3,
     groups: int = 1,
     settings: Mapping[str, object] | None = None,
@@ -533,7 +540,13 @@ async def local_cluster(
     """
     with held(folder):
         cluster = lay_out(
-            folder, brokers=brokers, settings=settings, ports=ports, groups=groups, proxies=proxies
+            folder,
+            host=host,
+            brokers=brokers,
+            settings=settings,
+            ports=ports,
+            groups=groups,
+            proxies=proxies,
         )
         try:
             if progress:

@@ -23,6 +23,7 @@ from dledger.output import (
     print_table,
     show,
 )
+from dledger.remoting.addresses import join_address
 
 if TYPE_CHECKING:
     from dledger.cli.log_verify import LogEntry, Segment
@@ -206,8 +207,7 @@ def terms_of(entries: Iterable[LogEntry]) -> list[dict[str, Any]]:
         row["entries"] += 1
         row["records"] += header.record_count
         if row["leader"] is None and header.record_count:
-            host, port = decode_record(entry.frame, header.body_start).store_host
-            row["leader"] = f"{host}:{port}"
+            row["leader"] = join_address(*decode_record(entry.frame, header.body_start).store_host)
     return rows
 
 

@@ -30,6 +30,7 @@ from dledger.output import (
     print_table,
     show,
 )
+from dledger.remoting.addresses import join_address
 
 if TYPE_CHECKING:
     import trio
@@ -306,7 +307,7 @@ class _Printer:
     def print(self, message: MessageExt) -> None:
         import msgspec
 
-        from dledger.remoting.escaped_text import escaped
+        from dledger.remoting.log import escaped
 
         if self._left is not None:
             if self._left <= 0:
@@ -342,8 +343,8 @@ def message_row(message: MessageExt) -> dict[str, Any]:
         "keys": message.keys,
         "born_time": _time(message.born_timestamp_ms),
         "store_time": _time(message.store_timestamp_ms),
-        "born_host": "{}:{}".format(*message.born_host),
-        "store_host": "{}:{}".format(*message.store_host),
+        "born_host": join_address(*message.born_host),
+        "store_host": join_address(*message.store_host),
         "reconsume_times": message.reconsume_times,
         "properties": dict(message.properties),
         "body_bytes": len(body),

@@ -45,12 +45,12 @@ def free_ports(count: int) -> list[int]:
     return ports
 
 
-def is_free(port: int) -> bool:
+def is_free(port: int, host: str = "127.0.0.1") -> bool:
     """Return whether a loopback port can be listened on now."""
-    with socket.socket() as probe:
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind(("127.0.0.1", port))
+            probe.bind((host, port))
         except OSError:
             return False
     return True

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import signal
 from functools import partial
 from pathlib import Path
@@ -17,6 +16,7 @@ from dledger.client.connect import connect
 from dledger.commitlog.errors import ConfigError
 from dledger.console.app import make_app
 from dledger.console.console import Console, ConsoleSettings
+from dledger.remoting.addresses import bracketed, is_loopback, join_address
 from dledger.remoting.log import configure_logs
 from dledger.remoting.protocol.topic_names import TRACE_TOPIC
 
@@ -72,7 +72,7 @@ async def console(
     check_binding(host, tls_cert_file, tls_key_file, plain_http=plain_http)
     configure_logs(form="text")
     config = Config()
-    config.bind = [f"[{host}]:{port}" if ":" in host else f"{host}:{port}"]
+    config.bind = [join_address(host, port)]
     config.graceful_timeout = GRACE_S
     config.h11_max_incomplete_size = MAX_INCOMPLETE_BYTES
     config.include_server_header = False
@@ -83,7 +83,9 @@ async def console(
     settings = ConsoleSettings(allow_changes, tls_cert_file is not None, trace_topic)
     with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         async with trio.open_nursery() as nursery:
-            await nursery.start(partial(serve, namesrv, settings, config, (host, *host_name)))
+            await nursery.start(
+                partial(serve, namesrv, settings, config, (bracketed(host), *host_name))
+            )
             async for _ in signals:
                 nursery.cancel_scope.cancel()
                 break
@@ -99,11 +101,7 @@ def check_binding(
     """
     if (cert_file is None) != (key_file is None):
         raise ConfigError("--tls-cert-file and --tls-key-file go together")
-    try:
-        is_loopback = host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        is_loopback = False
-    if not is_loopback and cert_file is None and not plain_http:
+    if not is_loopback(host) and cert_file is None and not plain_http:
         raise ConfigError(
             f"--host {host} can be reached from other machines: give --tls-cert-file and"
             " --tls-key-file, or let a proxy with https and a sign-in stand before a console on"

@@ -18,6 +18,7 @@ from dledger.client.trace import TraceContext, TraceType
 from dledger.console import texts
 from dledger.console.console import Console, RefusedError
 from dledger.console.known import asking
+from dledger.remoting.addresses import join_address
 
 FOUND_MAX: Final = 64
 """Messages of one search: a broker's own limit for a key."""
@@ -72,11 +73,11 @@ def way_of(
 
     *trace*: what clients reported; without trace the log itself still knows some steps.
     """
-    host, port = message.born_host
+    client = join_address(*message.born_host)
     place = f"{message.topic}, queue {message.queue_id}, offset {message.queue_offset}"
     broker = f"broker {message.broker_name}".strip()
     steps = [
-        Step(message.born_timestamp_ms, f"client {host}", "sent", f"by {host}:{port}"),
+        Step(message.born_timestamp_ms, f"client {message.born_host[0]}", "sent", f"by {client}"),
         Step(message.store_timestamp_ms, broker, "stored", place),
         *_reported(trace),
     ]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Final
 
-from dledger.remoting.escaped_text import escaped
+from dledger.remoting.log import escaped
 
 BODY_SHOWN_BYTES: Final = 16 << 10
 """Of a message's body; a page is for reading, `dledger consume` is for the rest."""

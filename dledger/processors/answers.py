@@ -12,10 +12,11 @@ import trio
 from typing_extensions import Buffer
 
 from dledger.broker_errors import NotLeaderError
-from dledger.commitlog.errors import InvariantBroken, LocalProtocolError, MQError
+from dledger.commitlog.errors import InvariantBroken, MQError
 from dledger.commitlog.record import NO_HOST, QUEUE_ID_OFFSET, decode_record, pack_host
 from dledger.group_api import BrokerGroup, OnDone, Proposed
 from dledger.remoting.access.gate import admitted_account
+from dledger.remoting.addresses import numeric
 from dledger.remoting.connection import Connection
 from dledger.remoting.processor import DEFERRED, Handled
 from dledger.remoting.protocol.command import RemotingCommand, response_to
@@ -284,7 +285,6 @@ def _read_answer(
 
 
 _BORN_HOST = "born_host"
-_MAPPED_IPV4 = "::ffff:"
 
 
 def check_topic_name(topic: str) -> None:
@@ -355,15 +355,8 @@ def born_host_of(connection: Connection) -> bytes:
     """Return the packed address of the other end; computed once for each connection."""
     known = connection.attributes.get(_BORN_HOST)
     if known is None:
-        known = connection.attributes[_BORN_HOST] = _pack(*connection.peer_address)
+        host, port = connection.peer_address
+        address = numeric(host)
+        known = NO_HOST if address is None else pack_host(str(address), port)
+        connection.attributes[_BORN_HOST] = known
     return bytes(known)
-
-
-def _pack(host: str, port: int) -> bytes:
-    # A dual-stack listener sees IPv4 clients as mapped addresses.
-    if host.lower().startswith(_MAPPED_IPV4) and "." in host:
-        host = host[len(_MAPPED_IPV4) :]
-    try:
-        return pack_host(host.partition("%")[0], port)
-    except LocalProtocolError:
-        return NO_HOST

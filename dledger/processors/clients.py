@@ -31,6 +31,7 @@ from dledger.processors.get_message import PropertyFilters
 from dledger.processors.handles import HEARTBEAT, SUB, UNREGISTERS, Limit, handles, needs
 from dledger.remoting.access.accounts import SIGNED
 from dledger.remoting.access.gate import limited_account
+from dledger.remoting.addresses import join_address
 from dledger.remoting.connection import Connection
 from dledger.remoting.errors import RemotingError
 from dledger.remoting.processor import Handled
@@ -208,7 +209,7 @@ class ClientsProcessor:
         client = Client(
             connection,
             data.client_id,
-            f"{connection.peer_address[0]}:{connection.peer_address[1]}",
+            join_address(*connection.peer_address),
             command.language,
             command.version,
             now,

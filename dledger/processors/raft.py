@@ -30,8 +30,9 @@ from dledger.processors.answers import RefusedError
 from dledger.processors.handles import Limit, handles
 from dledger.raft.identity import Hello
 from dledger.raft.membership import Member, Members, Standing
+from dledger.raft.wire import parse_address
 from dledger.remoting.access.accounts import ADMIN, SIGNED
-from dledger.remoting.access.gate import is_loopback
+from dledger.remoting.addresses import is_loopback
 from dledger.remoting.connection import Connection
 from dledger.remoting.processor import Handled
 from dledger.remoting.protocol.codes import RequestCode
@@ -154,8 +155,7 @@ class MembershipChanges:
         self._refuse_self(name)
         node = self._group.node
         if not node.settings.is_guarded and not all(
-            is_loopback(host) or host == "localhost"
-            for host in (address[0], node.settings.peers[node.settings.self_id][0])
+            map(is_loopback, (address[0], node.settings.peers[node.settings.self_id][0]))
         ):
             raise ChangeRefusedError(
                 f"{name} is on another machine, and the members have neither raft.secret_file nor"
@@ -264,10 +264,10 @@ def _text(command: RemotingCommand, field: str) -> str:
 
 def _address(command: RemotingCommand) -> tuple[str, int]:
     text = _text(command, "address")
-    host, _, port = text.rpartition(":")
-    if not host or not (port.isascii() and port.isdigit()) or not 0 < int(port) < 65_536:
+    address = parse_address(text)
+    if address is None:
         raise RefusedError(Condition.BAD_REQUEST, f"address {text!r} is not host:port")
-    return host.strip("[]"), int(port)
+    return address
 
 
 class RaftStatusProcessor:

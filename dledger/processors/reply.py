@@ -35,6 +35,7 @@ from dledger.processors.answers import TRACED, RefusedError, born_host_of, refus
 from dledger.processors.client_table import Client, ClientTable
 from dledger.processors.destination import Destinations, body_refused, check_room
 from dledger.processors.handles import Limit, handles, replies
+from dledger.remoting.addresses import join_address
 from dledger.remoting.connection import Connection
 from dledger.remoting.processor import Answered, Handled
 from dledger.remoting.protocol.codes import RequestCode, ResponseCode
@@ -121,14 +122,13 @@ class ReplyProcessor:
             if name not in OWNED_NAMES
         }
         check_room(encode_properties(properties))  # refused here if it cannot be done later
-        host, port = connection.peer_address
         return _Reply(
             header,
             queue_id,
             properties,
             bytes(command.body),  # outlives the buffer it was received in
             born_host_of(connection),
-            f"{host}:{port}",
+            join_address(*connection.peer_address),
         )
 
     def _requester(self, reply: _Reply) -> Client[Connection]:

@@ -20,6 +20,7 @@ from dledger.output import LogFormOption, LogLevelOption, PrintSettings, begin_l
 from dledger.proxy.config import ProxyConfig, address_of
 from dledger.proxy.server import serving
 from dledger.remoting.access.account_file import AccountStore
+from dledger.remoting.addresses import join_address
 from dledger.remoting.machine import give_freed_memory_back
 from dledger.settings.schema import ConfigFile, settings_text
 
@@ -98,7 +99,9 @@ async def run_daemon(config: ProxyConfig) -> None:
         page_at=(metrics.listen_host, metrics.listen_port) if metrics.listen_port else None,
     ) as port:
         log.info(
-            "proxy_started", listen=f"{listen[0]}:{port}", namesrv=instance.config.name_servers
+            "proxy_started",
+            listen=join_address(listen[0], port),
+            namesrv=instance.config.name_servers,
         )
         await stop.wait()
     log.info("proxy_stopped")

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from dledger.commitlog.errors import ConfigError, LocalProtocolError
-from dledger.remoting.client import split_address
+from dledger.remoting.addresses import split_address
 from dledger.settings.schema import Config, setting
 
 PORT_MAX: Final = 65_535

@@ -31,6 +31,7 @@ from dledger.commitlog.properties import PROPERTY_SHARDING_KEY
 from dledger.commitlog.record import SYS_FLAG_COMPRESSED
 from dledger.proxy import messaging_pb2 as pb
 from dledger.proxy.status import RefusedError
+from dledger.remoting.addresses import join_address
 from dledger.remoting.protocol.topic_names import CLOSED_TOPICS, RETRY_PREFIX, is_of_copies
 
 PROPERTY_TRACE_CONTEXT: Final = "__TraceContext"
@@ -427,9 +428,9 @@ def _received_message(
         body_encoding=pb.IDENTITY,
         message_type=stored_kind(properties),
         born_timestamp=timestamp(message.born_timestamp_ms),
-        born_host=properties.get(PROPERTY_BORN_HOST) or _host(message.born_host),
+        born_host=properties.get(PROPERTY_BORN_HOST) or join_address(*message.born_host),
         store_timestamp=timestamp(message.store_timestamp_ms),
-        store_host=_host(message.store_host),
+        store_host=join_address(*message.store_host),
         queue_id=message.queue_id,
         queue_offset=message.queue_offset,
         delivery_attempt=min(message.reconsume_times + 1, ATTEMPT_MAX),
@@ -461,8 +462,3 @@ def digest(body: bytes) -> pb.Digest:
     """Return the digest of *body* as RocketMQ's proxy writes it."""
     checksum = hashlib.md5(body, usedforsecurity=False).hexdigest().upper()
     return pb.Digest(type=pb.MD5, checksum=checksum)
-
-
-def _host(address: tuple[str, int]) -> str:
-    host, port = address
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -35,6 +35,7 @@ from dledger.proxy.open_receives import Received
 from dledger.proxy.service import MessagingService
 from dledger.proxy.status import RefusedError, status_of
 from dledger.remoting.access.account_file import AccountStore
+from dledger.remoting.addresses import join_address
 from dledger.remoting.log import get_logger
 from dledger.remoting.tcp import TcpNetwork
 
@@ -439,7 +440,7 @@ async def serving(
     """
     server = grpc.aio.server(options=OPTIONS, maximum_concurrent_rpcs=MAX_CALLS)
     host, port = listen
-    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    address = join_address(host, port)
     try:
         bound = (
             server.add_insecure_port(address)
@@ -462,7 +463,7 @@ async def serving(
             await server.start()
             for name in ("", SERVICE):
                 await checks.set(name, health_pb2.HealthCheckResponse.SERVING)
-            metrics = ProxyMetrics(service, calls, f"{host}:{bound}")
+            metrics = ProxyMetrics(service, calls, join_address(host, bound))
             page = None
             if page_at is not None:
                 page = Held(guest, served_page(metrics, TcpNetwork(), page_at))

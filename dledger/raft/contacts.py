@@ -14,6 +14,7 @@ from dledger.raft.candidate import ElectionTimer, VoteEligibility
 from dledger.raft.identity import Hello
 from dledger.raft.peers import NAMES_MAX, PeerState, RaftState
 from dledger.raft.replicator import Replicator
+from dledger.remoting.addresses import join_address
 from dledger.waiting import WakeAll, Wakeup
 
 
@@ -58,7 +59,7 @@ class Contacts:
             doubtful=self.eligibility.doubtful,
             client_address=settings.client_address,
             channel=channel,
-            peer=":".join(map(str, settings.peers[settings.self_id])),
+            peer=join_address(*settings.peers[settings.self_id]),
             last=(journal.last_term, journal.last_index),
             members=roster.vouches_for() if to_member else (),
             members_index=journal.members.index if to_member else 0,

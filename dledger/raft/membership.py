@@ -31,6 +31,7 @@ from typing_extensions import Buffer
 from dledger.broker_errors import ChangeRefusedError
 from dledger.commitlog.errors import CorruptEntryError
 from dledger.raft.wire import is_host, is_incarnation, is_name, is_port, parse_address
+from dledger.remoting.addresses import join_address
 
 LIST_VERSION: Final = 1
 """Version of the encoded list; another one stops the node rather than being guessed at."""
@@ -249,7 +250,7 @@ class Members:
             {
                 "name": m.name,
                 "folder": hashlib.sha256(m.incarnation.encode()).hexdigest()[:8],
-                "address": f"{m.host}:{m.port}" if m.host else None,
+                "address": join_address(m.host, m.port) if m.host else None,
                 "client_address": m.client_address or None,
                 "standing": m.standing.value,
             }

@@ -33,6 +33,7 @@ import cbor2
 from typing_extensions import TypeIs
 
 from dledger.commitlog.errors import RemoteProtocolError
+from dledger.remoting.addresses import found_address
 
 TERM_MAX: Final = (1 << 40) - 1
 """Largest term. One election a second for 34,000 years; an entry has 63 bits for it."""
@@ -62,7 +63,6 @@ PORT_MAX: Final = 65_535
 _INCARNATION: Final = re.compile(rf"[0-9A-Za-z_.-]{{1,{INCARNATION_CHARACTERS_MAX}}}", re.ASCII)
 _HOST_NAME: Final = re.compile(r"(?:[0-9A-Za-z_-]{1,63}\.)*[0-9A-Za-z_-]{1,63}", re.ASCII)
 _IPV6: Final = re.compile(r"[0-9A-Fa-f:.]{2,45}(?:%[0-9A-Za-z_.-]{1,32})?", re.ASCII)
-_PORT: Final = re.compile(r"[1-9][0-9]{0,4}", re.ASCII)
 
 PROTOCOL_VERSION: Final = 1
 """Version of this file's frames; a peer with another one is refused at hello."""
@@ -362,9 +362,5 @@ def is_port(number: object) -> bool:
 
 def parse_address(text: str) -> tuple[str, int] | None:
     """Return host and port of ``host:port``; None when it is none that could be looked up."""
-    host, _, port = text.rpartition(":")
-    if host.startswith("[") and host.endswith("]"):
-        host = host[1:-1]
-    if not is_host(host) or _PORT.fullmatch(port) is None or int(port) > PORT_MAX:
-        return None
-    return host, int(port)
+    found = found_address(text)
+    return found if found and is_host(found[0]) and is_port(found[1]) else None

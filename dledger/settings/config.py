@@ -17,7 +17,7 @@ from dledger.commitlog.seams import Disk
 from dledger.commitlog.segment import read_format
 from dledger.commitlog.store_paths import StorePaths
 from dledger.raft.wire import is_host, is_name
-from dledger.remoting.access.gate import is_loopback
+from dledger.remoting.addresses import is_loopback, join_address, split_address
 from dledger.remoting.properties import comment_hint
 from dledger.remoting.protocol.frame import MAX_FRAME_BYTES
 from dledger.settings.schema import (
@@ -120,7 +120,7 @@ class BrokerConfig(Config):
     @property
     def advertised_address(self) -> str:
         """``host:port`` for clients. With port 0 the bound port takes its place."""
-        return f"{self.broker.broker_ip1}:{self.advertised_port}"
+        return join_address(self.broker.broker_ip1, self.advertised_port)
 
     @property
     def advertised_port(self) -> int:
@@ -323,11 +323,12 @@ def _complete_hosts(reader: SettingsReader, own_host: str) -> None:
     values = reader.values
     if not values["server.listen_host"]:
         outside = values["broker.broker_ip1"] or own_host
+        origin = "broker.broker_ip1" if values["broker.broker_ip1"] else "raft.peers"
         if _is_loopback(outside):
-            reader.derive("server.listen_host", "127.0.0.1", "raft.peers")
+            bound = outside if ":" in outside else "127.0.0.1"
+            reader.derive("server.listen_host", bound, "raft.peers")
         else:
-            origin = "broker.broker_ip1" if values["broker.broker_ip1"] else "raft.peers"
-            reader.derive("server.listen_host", "0.0.0.0", origin)
+            reader.derive("server.listen_host", "::" if ":" in outside else "0.0.0.0", origin)
     if not values["broker.broker_ip1"]:
         bound = values["server.listen_host"]
         if bound in ("0.0.0.0", "::"):
@@ -351,7 +352,7 @@ def _warn(reader: SettingsReader) -> None:
     if values["broker.broker_role"] == "ASYNC_MASTER":
         reader.warn("broker.broker_role = ASYNC_MASTER: a fail-over may lose acknowledged messages")
     addresses = values["broker.namesrv_addr"]
-    far = [addr for addr in addresses if not _is_loopback(addr.rpartition(":")[0])]
+    far = [addr for addr in addresses if not _is_loopback(split_address(addr)[0])]
     if len(values["raft.peers"]) == 1 and far:
         reader.warn(
             f"raft.peers: a group of one, which registers at {far[0]}: what it acknowledges is on"
@@ -363,7 +364,7 @@ def _warn(reader: SettingsReader) -> None:
 
 
 def _is_loopback(host: str) -> bool:
-    return host in ("", "localhost") or is_loopback(host)
+    return not host or is_loopback(host)
 
 
 def _conflicts(config: BrokerConfig) -> Iterator[tuple[str, str]]:

@@ -5,12 +5,11 @@ Spec: docs/internals/protocol/semantics.md, section 11.
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, Self
 
-from dledger.commitlog.errors import ConfigError
+from dledger.commitlog.errors import ConfigError, LocalProtocolError
 from dledger.commitlog.record import pack_host
 from dledger.commitlog.seams import Disk
 from dledger.raft.identity import GroupSecret
@@ -113,17 +112,16 @@ def empty_tables(config: BrokerConfig, sessions_max: int = SESSIONS_MAX) -> Stat
 def packed_address(config: BrokerConfig) -> bytes:
     """Return the advertised address as it stands in message ids.
 
-    Raises ConfigError: `broker.broker_ip1` is no IPv4 address.
+    Raises ConfigError: `broker.broker_ip1` is no address.
     """
     name = config.broker.broker_ip1
     host = "127.0.0.1" if name == "localhost" else name
     try:
-        ipaddress.IPv4Address(host)
-    except ValueError:
+        return pack_host(host, config.advertised_port)
+    except LocalProtocolError:
         raise ConfigError(
-            f"broker.broker_ip1 = {host!r} must be an IPv4 address: it becomes part of message ids"
+            f"broker.broker_ip1 = {host!r} must be an IP address: it becomes part of message ids"
         ) from None
-    return pack_host(host, config.advertised_port)
 
 
 def server_limits(config: BrokerConfig) -> ServerLimits:
@@ -180,7 +178,7 @@ class BrokerSettings:
     address: str
     """Advertised ``ip:port`` of this node."""
     store_host: bytes
-    """The same, packed: 8 bytes."""
+    """The same, packed: 8 bytes, 20 for IPv6."""
     broker: BrokerTable = field(default_factory=BrokerTable)
     store: StoreTable = field(default_factory=StoreTable)
     bulk_pull_limits: ReadLimits = BULK_PULL

@@ -30,6 +30,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from dledger.commitlog.errors import ConfigError
+from dledger.remoting.addresses import found_address
 from dledger.remoting.properties import comment_hint, inline_comment, parse_properties
 
 _SIZE: Final = re.compile(r"(\d+)\s*([KMG])i?B", re.IGNORECASE)
@@ -174,6 +175,11 @@ def split_list(value: object) -> list[object]:
     raise ValueError("expected text or a list")
 
 
+def parse_host(value: object) -> object:
+    """Return a host without the brackets that RocketMQ puts around an IPv6 address."""
+    return value.strip("[]") if isinstance(value, str) else value
+
+
 def parse_addresses(value: object) -> tuple[str, ...]:
     """Return addresses from ``host:port;host:port`` or a list.
 
@@ -182,9 +188,9 @@ def parse_addresses(value: object) -> tuple[str, ...]:
     addresses: list[str] = []
     for part in split_list(value):
         address = str(part).strip()
-        host, colon, port = address.rpartition(":")
-        if not (colon and host and port.isascii() and port.isdigit() and 0 < int(port) < 65_536):
-            raise ValueError(f"{address!r} is not host:port")
+        found = found_address(address)
+        if found is None or not found[1]:
+            raise ValueError(f"{address!r} is not host:port or [IPv6]:port")
         addresses.append(address)
     return tuple(addresses)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from dledger.settings.schema import parse_addresses, setting
+from dledger.settings.schema import parse_addresses, parse_host, setting
 from dledger.settings.text import (
     Peer,
     delay_text,
@@ -61,8 +61,9 @@ class BrokerTable:
     broker_ip1: str = setting(
         "",
         "Host that clients get, apart from the bind address; empty: the bind address, or"
-        " this node's host in `raft.peers`.",
+        " this node's host in `raft.peers`. Of a name, its IPv4 address, else that of IPv6.",
         "brokerIP1",
+        parse=parse_host,
     )
     advertised_port: int = setting(
         0,
@@ -229,9 +230,10 @@ class ServerTable:
 
     listen_host: str = setting(
         "",
-        "Address to bind; empty: 127.0.0.1, or 0.0.0.0 when `broker_ip1` or this node's peer"
-        " address is not a loopback one.",
+        "Address to bind; empty: a loopback one, or all (`0.0.0.0`, for IPv6 `::`) when"
+        " `broker_ip1` or this node's peer address is not a loopback one.",
         "bindAddress",
+        parse=parse_host,
     )
     listen_port: int = setting(
         DEFAULT_LISTEN_PORT, "Port for clients and NameServers.", "listenPort", within=(0, 65_535)
@@ -649,6 +651,7 @@ class MetricsTable:
         "Address to bind for it; empty: 127.0.0.1, where RocketMQ takes `brokerIP1`. There"
         " is no access control there.",
         "metricsPromExporterHost",
+        parse=parse_host,
     )
     exporter_type: MetricsExporterType = setting(
         "",

@@ -18,6 +18,7 @@ from typing import Final
 
 from msgspec import Struct
 
+from dledger.remoting.addresses import join_address
 from dledger.settings.schema import split_list
 
 OWN_KEYS: Final = frozenset(
@@ -332,8 +333,7 @@ class Peer(Struct, frozen=True):
     @property
     def address(self) -> str:
         """``host:port`` of the peer connection."""
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{host}:{self.port}"
+        return join_address(self.host, self.port)
 
     def __str__(self) -> str:
         return f"{self.id}-{self.address}"

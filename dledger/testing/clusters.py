@@ -35,6 +35,7 @@ from dledger.client.core.client_instance import ClientConfig, ClientInstance
 from dledger.commitlog.disk import OsDisk
 from dledger.namesrv.config import NamesrvConfig
 from dledger.namesrv.server import serve_namesrv
+from dledger.remoting.addresses import join_address
 from dledger.remoting.log import brokers_log_here
 from dledger.remoting.machine import AdaptiveExecutor, SystemRng
 from dledger.remoting.seams import Rng
@@ -294,11 +295,11 @@ async def _running(
 
         host, port = await nursery.start(serve_names)
         partition.owners[(host, port)] = "namesrv"
-        members = _members(base, brokers, f"{host}:{port}", settings, seed)
+        members = _members(base, brokers, join_address(host, port), settings, seed)
         for member in members:
             for address in _addresses(member.config):
                 partition.owners[address] = member.name
-        cluster = EmbeddedCluster(members, f"{host}:{port}", partition, nursery, clock)
+        cluster = EmbeddedCluster(members, join_address(host, port), partition, nursery, clock)
         await cluster._start_all()
         try:
             await cluster.leader()

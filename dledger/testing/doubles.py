@@ -24,6 +24,7 @@ import trio
 import trio.testing
 from typing_extensions import Buffer
 
+from dledger.remoting.addresses import join_address
 from dledger.remoting.seams import Listener, Network, ServerTls, Stream
 
 # ---------------------------------------------------------------------------------- clocks
@@ -247,7 +248,7 @@ class MemoryNetwork:
         await trio.lowlevel.checkpoint()
         address = (host, port or self._free_port())
         if address in self.listeners:
-            raise OSError(errno.EADDRINUSE, f"cannot listen on {host}:{port}: in use")
+            raise OSError(errno.EADDRINUSE, f"cannot listen on {join_address(host, port)}: in use")
         listener = self.listeners[address] = MemoryListener(self, address)
         return listener
 
@@ -267,17 +268,19 @@ class MemoryNetwork:
         self.connects[address] += 1
         if address in self.silent:
             await trio.sleep(timeout_s)
-            raise TimeoutError(f"no connection to {host}:{port} within {timeout_s} s")
+            raise TimeoutError(f"no connection to {join_address(host, port)} within {timeout_s} s")
         listener = self._listener_at(address)
         if listener is None:
-            raise ConnectionRefusedError(errno.ECONNREFUSED, f"{host}:{port} refused")
+            raise ConnectionRefusedError(errno.ECONNREFUSED, f"{join_address(host, port)} refused")
         near, far = trio.testing.memory_stream_pair()
         here = (self._host, self._free_port())
         theirs = MemoryStream(far, here, address, latency_s=self._latency_s)
         try:
             await listener.arriving.send(theirs)
         except trio.BrokenResourceError as error:
-            raise ConnectionRefusedError(errno.ECONNREFUSED, f"{host}:{port} refused") from error
+            raise ConnectionRefusedError(
+                errno.ECONNREFUSED, f"{join_address(host, port)} refused"
+            ) from error
         return MemoryStream(near, address, here, latency_s=self._latency_s)
 
     def _listener_at(self, address: Address) -> MemoryListener | None:

@@ -38,6 +38,7 @@ from dledger.jepsen_like.simulation.sim_stream import (
     SimStream,
 )
 from dledger.jepsen_like.simulation.virtual_time import Gate, VirtualTime
+from dledger.remoting.addresses import join_address
 from dledger.remoting.seams import ServerTls
 
 PEER_PORT: Final = 40911
@@ -307,11 +308,13 @@ class SimNetwork:
             if target.is_up and not (there.is_cut or back.is_cut) and gate.is_open:
                 break
             if time.now_s >= deadline_s:
-                raise TimeoutError(f"no connection to {host}:{port} within {timeout_s} s")
+                raise TimeoutError(
+                    f"no connection to {join_address(host, port)} within {timeout_s} s"
+                )
             await time.sleep(min(SYN_AGAIN_S, max(0.0, deadline_s - time.now_s)))
         listener = target.listeners.get(port)
         if listener is None:
-            raise ConnectionRefusedError(errno.ECONNREFUSED, f"{host}:{port} refused")
+            raise ConnectionRefusedError(errno.ECONNREFUSED, f"{join_address(host, port)} refused")
         self.connections = number = self.connections + 2
         source.next_port = local_port = 50_000 + (source.next_port - 49_999) % 15_000
         here = (source.address, local_port)
@@ -340,7 +343,7 @@ class NodeNetwork:
         """Bind *port* of this node. Raises OSError: the port is taken."""
         await trio.lowlevel.checkpoint()
         if self.is_gone or port in self._host.listeners:
-            raise OSError(errno.EADDRINUSE, f"{host}:{port} is in use")
+            raise OSError(errno.EADDRINUSE, f"{join_address(host, port)} is in use")
         listener = SimListener(self._host, (self._host.address, port))
         self._host.listeners[port] = listener
         return listener

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from enum import Flag
 from typing import Final, NamedTuple, Protocol, TypeAlias
 
+from dledger.remoting.addresses import numeric
 from dledger.remoting.protocol.command import RemotingCommand
 from dledger.remoting.protocol.topic_names import DLQ_PREFIX, RETRY_PREFIX, holds_of_others
 
@@ -88,21 +89,11 @@ class WhiteAddresses:
         """Whether one of the patterns is about *host*, a numeric address."""
         if self._anybody:
             return True
-        if not self._exact and not self._ranges:
-            return False
-        try:
-            address = ipaddress.ip_address(host)
-        except ValueError:
-            return False
-        if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
-            address = address.ipv4_mapped
-        if str(address) in self._exact:
-            return True
-        if isinstance(address, ipaddress.IPv6Address):
-            return False
-        octets = address.packed
-        return any(
-            all(low <= octet <= high for (low, high), octet in zip(ranges, octets, strict=True))
+        address = numeric(host)
+        octets = b"" if address is None else address.packed
+        return str(address) in self._exact or any(
+            len(octets) == _OCTETS
+            and all(low <= octet <= high for (low, high), octet in zip(ranges, octets, strict=True))
             for ranges in self._ranges
         )
 

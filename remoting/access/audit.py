@@ -16,6 +16,7 @@ import trio
 
 from dledger.commitlog.errors import MQError
 from dledger.remoting.access.gate import admitted_account
+from dledger.remoting.addresses import join_address
 from dledger.remoting.connection import Connection
 from dledger.remoting.log import get_logger
 from dledger.remoting.processor import Answered, Handled
@@ -81,7 +82,7 @@ def audited(
             return handler(connection, command)
         line = {
             "account": admitted_account(connection) or ANONYMOUS,
-            "address": "{}:{}".format(*connection.peer_address),
+            "address": join_address(*connection.peer_address),
             "request": code.name,
             "subject": _subject(command, subject_of),
         }

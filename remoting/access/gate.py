@@ -9,11 +9,11 @@ Spec: docs/internals/protocol/semantics.md, section 9: texts and order of the ch
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Collection, Iterable, Mapping
 from typing import Final
 
 from dledger.remoting.access.accounts import ADMIN, Account, AccountSource, Permission, Right, Rule
+from dledger.remoting.addresses import is_loopback
 from dledger.remoting.connection import Connection
 from dledger.remoting.errors import AccessRefusedError
 from dledger.remoting.log import get_logger
@@ -292,13 +292,3 @@ def processor_table(
         return ProcessorTable(None), None
     local = LocalAdmin(local_codes)
     return ProcessorTable(local.guard), local
-
-
-def is_loopback(host: str) -> bool:
-    """Whether a peer with this address is on the daemon's own machine."""
-    try:
-        address = ipaddress.ip_address(host.partition("%")[0])
-    except ValueError:
-        return False
-    mapped = getattr(address, "ipv4_mapped", None)
-    return (mapped or address).is_loopback

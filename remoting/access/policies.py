@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from dledger.remoting.access.accounts import Permission, Right
+from dledger.remoting.addresses import numeric
 
 CUSTOM: Final = "Custom"
 DEFAULT: Final = "Default"
@@ -68,23 +69,14 @@ class PolicyEntry:
                 return False
         elif right.name != self.name:
             return False
-        return not self.sources or _is_in(host, self.sources)
+        address = numeric(host) if self.sources else None
+        return not self.sources or any(address in network for network in self.sources if address)
 
     @property
     def rank(self) -> tuple[bool, bool, bool, int, bool]:
         """Of the entries that fit, the one with the least rank decides."""
         length = -len(self.name) if self.is_prefix else 0
         return (self.is_default, self.kind == ANY, self.is_prefix, length, self.allows)
-
-
-def _is_in(host: str, networks: Sequence[Network]) -> bool:
-    try:
-        address = ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
-        address = address.ipv4_mapped
-    return any(address in network for network in networks)
 
 
 class Policies:

@@ -8,7 +8,6 @@ with a data folder is in test_bad_folder.py, a full disk in test_full_disk.py.
 from __future__ import annotations
 
 import itertools
-import os
 import random
 import socket
 import struct
@@ -25,7 +24,6 @@ from dledger.client.core.client_instance import ClientInstance
 from dledger.client.core.errors import MessageIllegalError
 from dledger.client.core.message import Message
 from dledger.client.core.route import MessageQueue
-from dledger.client.producer.config import ProducerConfig
 from dledger.client.producer.producer import Producer
 from dledger.remoting.protocol.codes import RequestCode, ResponseCode
 from dledger.remoting.protocol.command import RemotingCommand, request
@@ -239,34 +237,6 @@ async def test_garbage_behind_a_request_does_not_take_its_answer_away(world: Wor
 # ------------------------------------------------------------------------------ requests
 
 
-async def test_an_unknown_code_is_answered_and_the_connection_goes_on(world: World) -> None:
-    async with await connected(world) as stream:
-        unknown = request(31_337, {"a": "b"})
-        unknown.opaque = 1
-        await stream.send_all(encode_command(unknown))
-        answer = await answer_on(stream)
-        assert answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED
-        assert answer.remark == " request type 31337 not supported"
-        assert answer.ext["outcome"] == "not_stored"
-        await stream.send_all(send_frame(b"same connection", opaque=2))
-        assert (await answer_on(stream)).code == ResponseCode.SUCCESS
-        world.acknowledged.append(b"same connection")
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [{"e": "zero"}, {"e": "99999999999"}, {"g": ""}, {"b": ""}, {"h": "1.5"}],
-    ids=["queue id no number", "queue id too large", "no time", "no topic", "flag a fraction"],
-)
-async def test_a_bad_header_field_is_named_and_nothing_is_stored(
-    world: World, fields: dict[str, str]
-) -> None:
-    answer = await world.send(b"x", **fields)
-    assert answer.code == ResponseCode.SYSTEM_ERROR
-    assert answer.remark
-    assert answer.ext["outcome"] == "not_stored"
-
-
 async def test_broker_stores_four_mebibytes_and_refuses_more(world: World) -> None:
     answer = await world.send(bytes(MAX_BODY_BYTES + 1))
     assert answer.code == ResponseCode.MESSAGE_ILLEGAL
@@ -277,15 +247,3 @@ async def test_broker_stores_four_mebibytes_and_refuses_more(world: World) -> No
         with pytest.raises(MessageIllegalError, match="at most 4194304") as refused:
             await producer.send(Message(TOPIC, bytes(MAX_BODY_BYTES + 1)))
         assert refused.value.outcome == "not_stored"
-
-
-async def test_broker_refuses_a_body_over_its_own_limit(world: World) -> None:
-    """The SDK with another limit: both of its ways to send end at the broker's."""
-    config = ProducerConfig(max_message_bytes=8 << 20, compress_over_bytes=None)
-    body = os.urandom(MAX_BODY_BYTES + 1)
-    async with client_of(world) as client, Producer(client, "p", config) as producer:
-        with pytest.raises(MessageIllegalError, match="a body over 4194304 bytes") as refused:
-            await producer.send(Message(TOPIC, body))
-        assert refused.value.outcome == "not_stored"
-        with pytest.raises(MessageIllegalError, match="a body over 4194304 bytes"):
-            await producer.send_batch([Message(TOPIC, b"small"), Message(TOPIC, body)])

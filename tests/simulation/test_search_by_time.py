@@ -1,4 +1,4 @@
-"""Search by time over fail-overs, on virtual time; with real processes: tests/integration."""
+"""Search by time over fail-overs, on virtual time."""
 
 from __future__ import annotations
 

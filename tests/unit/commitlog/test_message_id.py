@@ -19,12 +19,6 @@ def test_an_offset_message_id_is_host_port_and_offset_in_hex() -> None:
     assert decode_offset_message_id(message_id) == ("127.0.0.1", 10911, 1024)
 
 
-def test_an_ipv6_broker_makes_56_characters() -> None:
-    message_id = encode_offset_message_id(pack_host("::1", 1), 2)
-    assert len(message_id) == 56
-    assert decode_offset_message_id(message_id) == ("::1", 1, 2)
-
-
 @pytest.mark.parametrize("bad", ["", "xyz", "7F000001", "7F" * 17])
 def test_another_string_is_refused(bad: str) -> None:
     with pytest.raises(LocalProtocolError, match="is not a message id"):

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-import pytest
+from socket import AF_INET, AF_INET6
 
+import pytest
+import trio
+
+from dledger.cli import broker_command
 from dledger.commitlog.errors import ConfigError
+from dledger.commitlog.record import pack_host
+from dledger.remoting.addresses import join_address
 from dledger.settings.config import load_config
+from dledger.settings.parts import packed_address
 from dledger.settings.schema import ConfigFile
 from tests.harness.configs import THREE_PEERS, conf, toml
+
+THREE = "dLegerPeers=n0-{0}:1;n1-{0}:2;n2-{0}:3"
 
 
 @pytest.mark.parametrize(
@@ -57,11 +66,18 @@ def test_config_without_dledger_is_a_group_of_one() -> None:
         ("dLegerPeers=n0-10.1.1.1:40911", "0.0.0.0", "10.1.1.1"),
         ("bindAddress=0.0.0.0", "0.0.0.0", "0.0.0.0"),
         ("bindAddress=10.1.1.2\nbrokerIP1=192.0.2.1", "10.1.1.2", "192.0.2.1"),
+        (THREE.format("127.0.0.1"), "127.0.0.1", "127.0.0.1"),
+        (THREE.format("[::1]"), "::1", "::1"),
+        ("bindAddress=[::1]", "::1", "::1"),
+        ("brokerIP1=[2001:db8::1]", "::", "2001:db8::1"),
+        ("dLegerPeers=n0-[2001:db8::1]:40911", "::", "2001:db8::1"),
     ],
 )
 def test_config_derives_bind_and_advertised_host(text: str, bound: str, advertised: str) -> None:
     config = conf(text)
     assert (config.server.listen_host, config.broker.broker_ip1) == (bound, advertised)
+    assert config.advertised_address == join_address(advertised, 10911)
+    assert packed_address(config) == pack_host(advertised, 10911)
 
 
 @pytest.mark.parametrize(
@@ -76,9 +92,6 @@ def test_config_derives_bind_and_advertised_host(text: str, bound: str, advertis
 def test_config_derives_name_and_group_from_each_other(text: str, name: str, group: str) -> None:
     config = conf(text)
     assert (config.broker.broker_name, config.raft.group) == (name, group)
-
-
-THREE = "dLegerPeers=n0-{0}:1;n1-{0}:2;n2-{0}:3"
 
 
 GUARDS: list[dict[str, object]] = [
@@ -126,20 +139,6 @@ def test_config_takes_a_single_member_without_warning() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "host"),
-    [
-        ("", "127.0.0.1"),
-        (THREE.format("127.0.0.1"), "127.0.0.1"),
-        ("brokerIP1=127.0.0.1", "127.0.0.1"),
-        ("brokerIP1=10.0.0.1", "0.0.0.0"),
-        ("bindAddress=0.0.0.0", "0.0.0.0"),
-    ],
-)
-def test_config_binds_loopback_by_default(text: str, host: str) -> None:
-    assert conf(text).server.listen_host == host
-
-
-@pytest.mark.parametrize(
     ("text", "port"),
     [
         ("", 10909),
@@ -157,3 +156,17 @@ def test_config_puts_the_vip_channel_two_ports_below(text: str, port: int) -> No
 def test_config_refuses_peer_tls_without_all_files() -> None:
     with pytest.raises(ConfigError, match="go together"):
         load_config(options={"raft.tls_cert_file": "c", "raft.tls_key_file": "k"})
+
+
+@pytest.mark.parametrize(
+    ("found", "taken"), [(["::1", "10.0.0.1"], "10.0.0.1"), (["2001:db8::1"], "2001:db8::1")]
+)
+async def test_broker_has_the_ipv4_address_of_its_name_or_ipv6(
+    monkeypatch: pytest.MonkeyPatch, found: list[str], taken: str
+) -> None:
+    async def addresses(*_: object, **__: object) -> list[object]:
+        return [(AF_INET6 if ":" in each else AF_INET, 0, 0, "", (each, 0)) for each in found]
+
+    monkeypatch.setattr(trio.socket, "getaddrinfo", addresses)
+    config = await broker_command._with_addresses(conf("brokerIP1=a.broker"))
+    assert config.advertised_address == join_address(taken, 10911)

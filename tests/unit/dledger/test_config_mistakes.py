@@ -58,7 +58,10 @@ def test_config_warns_of_a_comment_behind_any_text() -> None:
         ("flushDiskType=SYNC", "broker.conf:1: flushDiskType = 'SYNC': Invalid enum value 'SYNC'"),
         ("brokerRole=MASTER", "broker.conf:1: brokerRole = 'MASTER': Invalid enum value 'MASTER'"),
         ("deleteWhen=24", "broker.conf:1: deleteWhen = '24': '24' is not an hour from 00 to 23"),
-        ("namesrvAddr=ns", "broker.conf:1: namesrvAddr = 'ns': 'ns' is not host:port"),
+        (
+            "namesrvAddr=::1",
+            "broker.conf:1: namesrvAddr = '::1': '::1' is not host:port or [IPv6]:port",
+        ),
         (
             "messageDelayLevel=1s 5x",
             "broker.conf:1: messageDelayLevel = '1s 5x': '5x' is not a delay such as 10s, 5m, 2h"
@@ -177,7 +180,7 @@ def test_config_names_all_mistakes_with_their_lines() -> None:
         ("a/n0.toml:6", "raft.heartbeat_interval_ms = 'x': expected a whole number"),
         ("broker.conf:3", "flushDiskType = 'SYNC': Invalid enum value 'SYNC'"),
         ("broker.conf:5", "unknown setting zzz"),
-        ("environment NAMESRV_ADDR", "NAMESRV_ADDR = 'ns': 'ns' is not host:port"),
+        ("environment NAMESRV_ADDR", "NAMESRV_ADDR = 'ns': 'ns' is not host:port or [IPv6]:port"),
         ("command line", "unknown setting store.path (did you mean store.path_root_dir?)"),
     ]
 

@@ -118,7 +118,7 @@ def test_reader_collects_every_mistake() -> None:
         "d.conf:1: listenPort = 'x': expected a whole number",
         "d.conf:3: unknown setting lisenPort (did you mean listenPort?)",
         "d.conf:4: a key is needed before the value '2'",
-        "command line: listener.names = 'a': 'a' is not host:port",
+        "command line: listener.names = 'a': 'a' is not host:port or [IPv6]:port",
     ]
 
 

@@ -10,7 +10,8 @@ import trio
 import trio.testing
 
 from dledger.commitlog.errors import LocalProtocolError
-from dledger.remoting.client import RemotingClient, open_client, split_address
+from dledger.remoting.addresses import join_address, split_address
+from dledger.remoting.client import RemotingClient, open_client
 from dledger.remoting.connection import Connection
 from dledger.remoting.errors import ConnectFailedError, ConnectionLostError, RequestTimedOutError
 from dledger.remoting.processor import DEFERRED, Limiter
@@ -166,14 +167,16 @@ async def test_over_real_sockets(nursery: trio.Nursery) -> None:
             await client.invoke("127.0.0.1:1", request(ECHO))
 
 
-@pytest.mark.parametrize(
-    ("address", "parts"), [("h:1", ("h", 1)), ("[::1]:9876", ("::1", 9876)), ("::1:2", ("::1", 2))]
-)
+@pytest.mark.parametrize(("address", "parts"), [("h:1", ("h", 1)), ("[::1]:9876", ("::1", 9876))])
 def test_address_is_host_and_port(address: str, parts: tuple[str, int]) -> None:
     assert split_address(address) == parts
+    assert join_address(*parts) == address
 
 
-@pytest.mark.parametrize("address", ["", "h", ":1", "h:", "h:x", "h:65536", "h:-1"])
+@pytest.mark.parametrize(
+    "address",
+    ["", "h", ":1", "h:", "h:x", "h:65536", "h:-1", "::1", "::1:2", "[h]:1", "[::1]", "[::1:2"],
+)
 def test_what_is_no_address_is_refused(address: str) -> None:
     with pytest.raises(LocalProtocolError):
         split_address(address)

@@ -11,8 +11,7 @@ import pytest
 import structlog
 
 from dledger.output import note, show
-from dledger.remoting.escaped_text import escaped
-from dledger.remoting.log import configure_logs, get_logger
+from dledger.remoting.log import configure_logs, escaped, get_logger
 
 FAIL = """
 import sys

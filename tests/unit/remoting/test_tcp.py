@@ -76,9 +76,9 @@ async def test_listener_that_cannot_accept_logs_it_and_goes_on(
     assert said[0]["address"] == listener.address
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1", "localhost"])
 async def test_a_refused_connection_names_its_reason(host: str) -> None:
-    listener = await TcpNetwork().listen("127.0.0.1", 0)
+    listener = await TcpNetwork().listen(host, 0)
     await listener.aclose()
     with pytest.raises(ConnectionRefusedError, match=r"^\[Errno 111\] Connection refused$"):
         await TcpNetwork().connect(host, listener.address[1], timeout_s=60)

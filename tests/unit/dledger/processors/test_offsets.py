@@ -237,15 +237,6 @@ def test_offsets_are_found_by_store_time(
     assert filled.call(code, queue(timestamp=timestamp, queueId=3)).ext["offset"] == "0"
 
 
-def test_store_times_of_ipv6_senders_are_read_too(broker: Broker) -> None:
-    broker.make_topic("T")
-    connection = FakeConnection(peer_address=("2001:db8::1", 1))
-    send = {"a": "p", "b": "T", "c": "TBW102", "d": "4", "e": "0", "f": "0", "g": "1", "h": "0"}
-    broker.call(RequestCode.SEND_MESSAGE_V2, send, b"x", connection=connection)
-    response = broker.call(RequestCode.GET_EARLIEST_MSG_STORETIME, queue())
-    assert response.ext["timestamp"] == str(broker.clock.wall_ms())
-
-
 # ------------------------------------------------------------------------------ never stale
 
 BEYOND = {"timestamp": 1 << 50}

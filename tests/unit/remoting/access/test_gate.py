@@ -18,13 +18,8 @@ from dledger.namesrv.server import LOCAL_ADMIN as NAMESRV_CODES
 from dledger.processors.wiring import LOCAL_ADMIN as BROKER_CODES
 from dledger.remoting.access.account_file import AccountStore
 from dledger.remoting.access.accounts import ADMIN, SIGNED, Permission, Right, Rule
-from dledger.remoting.access.gate import (
-    AccessGate,
-    LocalAdmin,
-    admitted_account,
-    is_loopback,
-    limited_account,
-)
+from dledger.remoting.access.gate import AccessGate, LocalAdmin, admitted_account, limited_account
+from dledger.remoting.addresses import is_loopback
 from dledger.remoting.errors import AccessRefusedError, BadRequestError
 from dledger.remoting.processor import Limiter
 from dledger.remoting.processor_table import ProcessorTable
