@@ -7,6 +7,7 @@ events of the Raft node.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any, Final
@@ -19,7 +20,7 @@ from dledger.broker_errors import NotLeaderError
 from dledger.commitlog.consume_queue_store import ConsumeQueueStore
 from dledger.commitlog.entry_log import EntryLog
 from dledger.commitlog.key_index import KeyIndex
-from dledger.group_api import OnBarrier, Proposed, fenced
+from dledger.group_api import OnBarrier, fenced
 from dledger.loop_stall import LoopStall
 from dledger.maintenance import Maintenance, members_of
 from dledger.proposals import Leadership, Proposals
@@ -36,7 +37,7 @@ from dledger.replica_records import CHECKPOINT
 from dledger.scrub import DerivedRepair, ScrubService
 from dledger.settings.tables import RaftTable
 from dledger.store import ReplicaStore
-from dledger.waiting import Wakeup
+from dledger.waiting import CALLS_PER_TURN, Wakeup
 
 log = structlog.get_logger(__name__)
 
@@ -250,11 +251,15 @@ class Group(Proposals):
         leader, reads = self.node.leader, self.node.leader.reads
         if not len(reads):
             return
-        for on_done in reads.pop_ready(leader.confirmed_heartbeat(), self.state.applied_index):
+        ready = reads.pop_ready(leader.confirmed_heartbeat(), self.state.applied_index)
+        expired = reads.pop_expired(self._clock.monotonic())
+        for on_done in ready:
             on_done(None)
-        for on_done in reads.pop_expired(self._clock.monotonic()):
+        for on_done in expired:
             # Perhaps cut off from the others: the leader may be another one, unknown here.
             on_done(NotLeaderError(None, self.node.term))
+        if CALLS_PER_TURN in (len(ready), len(expired)):
+            self.turns.next_turn(self._answer_reads)
         if reads.needs_heartbeat:
             leader.send_read_heartbeats()
 
@@ -313,7 +318,7 @@ class Group(Proposals):
             self._commits.clear()
             # What of an earlier leadership is not applied by now was cut and never will be.
             while self._in_flight:
-                self._answer(self._next_in_flight(), "not_stored")
+                self._end_all(lost for lost, _, _ in self._next_in_flight().waiting)
             self.leadership = Leadership(node.term)
             self._leadership_wake.set()
             log.info("leadership_begins", term=node.term)
@@ -330,11 +335,11 @@ class Group(Proposals):
         self.leadership = None
         self._offsets.clear()
         self._commits.clear()
-        for on_read in self.node.leader.reads.clear():
-            on_read(NotLeaderError(self.leader_address, self.node.term))
+        error = NotLeaderError(self.leader_address, self.node.term)
+        self.turns.call_each(lambda on_read: on_read(error), self.node.leader.reads.clear())
         # What was never appended is certainly not stored; what was, the next leader decides.
-        while self._pending:
-            self._finish(self._pending.popleft(), Proposed("not_stored"))
+        pending, self._pending = self._pending, deque()
+        self._end_all(pending)
 
     # -- tasks --------------------------------------------------------------------------------
 
@@ -347,6 +352,7 @@ class Group(Proposals):
         """
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._applier.run)
+            nursery.start_soon(self.turns.run)
             nursery.start_soon(self._expire_loop)
             nursery.start_soon(self.maintenance.allocate_ahead)
             nursery.start_soon(self.maintenance.write_checkpoints)

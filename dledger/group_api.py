@@ -29,6 +29,7 @@ from dledger.commitlog.key_index import KeyIndex
 from dledger.commitlog.log_reader import LogReader
 from dledger.remoting.seams import Clock
 from dledger.state.tables import StateTables
+from dledger.waiting import Turns
 
 # ------------------------------------------------------------------------------- services that fail
 
@@ -242,6 +243,10 @@ class BrokerGroup(Protocol):
     @property
     def on_applied(self) -> list[AppliedListener]:
         """Called after each applied entry with the queues it touched; must not block or raise."""
+
+    @property
+    def turns(self) -> Turns:
+        """What makes the calls that an event asks for, a part of them in each turn."""
 
     def report_damage(self, position: int, size: int) -> None:
         """Report bytes read from the log that were bad: what is damaged is repaired from now on."""

@@ -48,7 +48,7 @@ from dledger.settings.tables import RaftTable
 from dledger.state.state_record import with_hosts
 from dledger.state.tables import QueueKey, StateTables
 from dledger.store import ReplicaStore
-from dledger.waiting import Wakeup
+from dledger.waiting import Turns, Wakeup
 
 _Slot: TypeAlias = tuple[str, str, int]
 
@@ -229,6 +229,7 @@ class Proposals:
         self._answered = 0
         self._offsets = PendingQueueOffsets(store.tables)
         self._commits = PendingCommits(store.tables)
+        self.turns = Turns(self.kick)
         self._draining = False
         self._drained = Wakeup()
         self._expire_wake = Wakeup()
@@ -391,6 +392,10 @@ class Proposals:
         self.call(pending.on_done, proposed)
         if self._draining and not self._pending_bytes:
             self._drained.set()
+
+    def _end_all(self, lost: Iterable[_Pending]) -> None:
+        """Answer, in their turn, that these are not stored."""
+        self.turns.call_each(lambda each: self._finish(each, Proposed("not_stored")), lost)
 
     def _answer(self, entry: _InFlight, outcome: str) -> None:
         waiting, entry.waiting = entry.waiting, []

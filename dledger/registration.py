@@ -44,10 +44,7 @@ from dledger.settings.parts import BrokerSettings
 from dledger.settings.tables import ClientTable
 from dledger.settings.text import LEADER_ID
 from dledger.state.topics import TopicConfig
-from dledger.waiting import wait_for
-
-TOPICS_PER_TURN: Final = 500
-"""Topics encoded before other tasks get their turn: about two milliseconds."""
+from dledger.waiting import ROWS_PER_TURN, Wakeup, call_in_turns
 
 
 def wire_topic(config: TopicConfig) -> bodies.TopicConfig:
@@ -129,10 +126,7 @@ class TopicTable:
             if changed is None:
                 self._pieces.clear()
                 changed = [config.topic for config in state.all_topics()]
-            for place, name in enumerate(changed):
-                self._encode(name)
-                if place % TOPICS_PER_TURN == TOPICS_PER_TURN - 1:
-                    await trio.lowlevel.checkpoint()
+            await call_in_turns(self._encode, changed, ROWS_PER_TURN)
             self._counter = counter
 
     def _encode(self, name: str) -> None:
@@ -169,7 +163,7 @@ logger = structlog.get_logger(__name__)
 @dataclass(slots=True)
 class _NameServer:
     address: str
-    wake: trio.Event = field(default_factory=trio.Event)
+    wake: Wakeup = field(default_factory=Wakeup)
     # The role that was last sent, so that a change is sent at once and one-way.
     told_id: int | None = None
     reachable: bool = True
@@ -301,14 +295,13 @@ class Registration:
 
     async def _keep_registered(self, name_server: _NameServer) -> None:
         while self._known.get(name_server.address) is name_server:
-            name_server.wake = trio.Event()
             registered = await self._register(name_server)
             self._end_known()
             if name_server.reachable and name_server.told_id not in (None, self.broker_id):
                 # It changed while the news was under way: `role_changed` compared with the old.
                 name_server.wake.set()
             pause_s = self.settings.register_interval_ms / 1000 if registered else RETRY_S
-            await wait_for(name_server.wake, self._clock, pause_s)
+            await name_server.wake.wait_or(self._clock, pause_s)
 
     async def _register(self, name_server: _NameServer) -> bool:
         """Tell one NameServer; True when it has confirmed."""

@@ -1,13 +1,21 @@
-"""Waiting: for a level-triggered wake-up, for an event with a time limit, for the next second."""
+"""Waiting: for a wake-up, for the next second, for one's turn.
+
+Requests that are answered later wait here, too.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Final
+from collections import deque
+from collections.abc import Callable, Hashable, Iterable
+from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
+from typing import Any, Final, Generic, TypeVar
 
 import trio
 
 from dledger.remoting.seams import Clock
+
+T = TypeVar("T")
 
 # --------------------------------------------------------------------------------- for another task
 
@@ -77,16 +85,6 @@ class WakeAll:
 # ---------------------------------------------------------------------------------- on the clock
 
 
-async def wait_for(event: trio.Event, clock: Clock, timeout_s: float) -> bool:
-    """Wait until *event* is set or *timeout_s* has passed; return whether it is set.
-
-    Cancellation: Nothing is left behind.
-    """
-    with clock.time_out(timeout_s):
-        await event.wait()
-    return event.is_set()
-
-
 PERIOD_S: Final = 1.0
 """A disk that is written at a GiB a second loses one percent of a small disk in that time; rates
 are shown over ten seconds and more."""
@@ -103,3 +101,178 @@ async def every_second(clock: Clock, *calls: Callable[[], None]) -> None:
         for call in calls:
             call()
         await clock.sleep(PERIOD_S)
+
+
+# ----------------------------------------------------------------------------------- for one's turn
+
+CALLS_PER_TURN: Final = 128
+"""Requests answered, messages stored again or connections closed before other tasks have their
+turn. Each takes some 40 to 80 microseconds: 10 ms at most."""
+
+ROWS_PER_TURN: Final = 2_048
+"""Rows in memory looked at in one turn: a microsecond or two each."""
+
+
+async def call_in_turns(call: Callable[[T], object], items: Iterable[T], at_once: int) -> None:
+    """Call *call* with each of *items*; after *at_once* of them other tasks have their turn.
+
+    Args:
+        items: Not changed by others meanwhile.
+    Cancellation: Between two calls.
+    """
+    for place, item in enumerate(items, 1):
+        call(item)
+        if place % at_once == 0:
+            await trio.lowlevel.checkpoint()
+
+
+class Turns:
+    """Calls that an event makes for all that wait for it: `CALLS_PER_TURN` at once.
+
+    They are made in their order, whatever events ask for them; `run` makes what is left, and calls
+    *after_turn* then. Each stands for something that waits already, which limits their number.
+    """
+
+    def __init__(self, after_turn: Callable[[], None]) -> None:
+        self._after_turn = after_turn
+        self._left = CALLS_PER_TURN
+        self._calls: deque[tuple[Callable[[Any], object], Any]] = deque()
+        self._next: dict[Callable[[], None], None] = {}
+        self._is_calling = False
+        self._wake = Wakeup()
+
+    def next_turn(self, call: Callable[[], None]) -> None:
+        """Call *call* once in the next turn, however often it is asked for."""
+        self._next[call] = None
+        self._wake.set()
+
+    def call_each(self, call: Callable[[T], object], items: Iterable[T]) -> None:
+        """Call *call* with each of *items*: from inside this call as far as the turn goes."""
+        self._calls.extend((call, item) for item in items)
+        self._go_on()
+
+    def _go_on(self) -> None:
+        if self._is_calling:
+            return
+        self._is_calling = True
+        try:
+            while self._calls and self._left:
+                self._left -= 1
+                call, item = self._calls.popleft()
+                call(item)
+        finally:
+            self._is_calling = False
+            if self._left < CALLS_PER_TURN:
+                self._wake.set()
+
+    async def run(self) -> None:
+        """Make the calls that are left, without end.
+
+        Cancellation: What is left is not called.
+        """
+        while True:
+            await self._wake.wait()
+            self._left = CALLS_PER_TURN
+            calls, self._next = self._next, {}
+            for call in calls:
+                call()
+            self._go_on()
+            self._after_turn()
+
+
+# --------------------------------------------------------------------------------- to be answered
+
+LineT = TypeVar("LineT", bound=Hashable)
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class HeldRequest:
+    """A request that waits: in a line, for a connection, until its time is over."""
+
+    owner: object = None
+    deadline: float = 0.0
+    is_held: bool = False
+
+    @property
+    def line(self) -> Any:
+        """Where it waits."""
+        raise NotImplementedError
+
+
+HeldT = TypeVar("HeldT", bound=HeldRequest)
+
+
+class HeldRequests(Generic[LineT, HeldT]):
+    """Requests that wait, by line, by connection, and by the end of their time."""
+
+    def __init__(self) -> None:
+        # Dicts without values: in order of arrival, so that the oldest is answered first.
+        self._lines: dict[LineT, dict[HeldT, None]] = {}
+        self._of_owner: dict[object, dict[HeldT, None]] = {}
+        self._deadlines: list[tuple[float, int, HeldT]] = []
+        self._serial = 0
+        self.count = 0
+
+    def hold(self, request: HeldT) -> None:
+        """Let a request wait."""
+        request.is_held = True
+        self._lines.setdefault(request.line, {})[request] = None
+        self._of_owner.setdefault(request.owner, {})[request] = None
+        self._serial += 1
+        heappush(self._deadlines, (request.deadline, self._serial, request))
+        self.count += 1
+
+    def release(self, request: HeldT) -> None:
+        """Take a request out; nothing happens to one that does not wait."""
+        if not request.is_held:
+            return
+        request.is_held = False
+        self.count -= 1
+        take_out(self._lines, request.line, request)
+        take_out(self._of_owner, request.owner, request)
+        # The heap keeps released ones until they reach its top, or are most of it.
+        if len(self._deadlines) > 2 * self.count + 64:
+            self._deadlines = [item for item in self._deadlines if item[2].is_held]
+            heapify(self._deadlines)
+
+    def first(self, line: LineT) -> HeldT | None:
+        """Return the one that waits longest in a line."""
+        return next(iter(self._lines.get(line, ())), None)
+
+    def waiting(self, line: LineT) -> list[HeldT]:
+        """Return those that wait in a line."""
+        return list(self._lines.get(line, ()))
+
+    def release_owner(self, owner: object) -> None:
+        """Take out what waits of a connection."""
+        for request in list(self._of_owner.get(owner, ())):
+            self.release(request)
+
+    def all(self) -> list[HeldT]:
+        """Return all that wait."""
+        return [request for line in self._lines.values() for request in line]
+
+    def take_expired(self, now: float) -> list[HeldT]:
+        """Release and return those whose time is over, as many as a turn takes."""
+        result = list[HeldT]()
+        while len(result) < CALLS_PER_TURN:
+            if (deadline := self.next_deadline) is None or deadline > now:
+                break
+            result.append(heappop(self._deadlines)[2])
+            self.release(result[-1])
+        return result
+
+    @property
+    def next_deadline(self) -> float | None:
+        """When the time of the first is over; None: none waits."""
+        while self._deadlines and not self._deadlines[0][2].is_held:
+            heappop(self._deadlines)
+        return self._deadlines[0][0] if self._deadlines else None
+
+
+def take_out(table: dict[LineT, dict[T, None]], key: LineT, item: T) -> None:
+    """Take *item* out of what stands at *key*; nothing stays there without any."""
+    found = table[key]
+    del found[item]
+    if not found:
+        del table[key]

@@ -6,10 +6,10 @@ Spec: docs/internals/protocol/remoting.md, section 8.6.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from typing import Final
 
 import structlog
-import trio
 
 from dledger.broker_errors import TableFullError
 from dledger.group_api import BrokerGroup
@@ -47,7 +47,7 @@ from dledger.services.limits import (
     SUBSCRIPTIONS_PER_GROUP,
 )
 from dledger.services.pending_configs import KnownGroups, TopicView
-from dledger.waiting import wait_for
+from dledger.waiting import Wakeup
 
 SETTLE_S: Final = 30.0
 """RocketMQ's clients and ours send a heartbeat this often."""
@@ -65,9 +65,6 @@ notify all of them: while a thousand connect that is a million calls."""
 NOTIFIED_LATER_S: Final = 0.5
 """Then all changes of this time are notified together; a member would rebalance by itself after
 20 s."""
-
-NOTIFIED_PER_TURN: Final = 200
-"""Of these, before other tasks get their turn: a few milliseconds."""
 
 logger = structlog.get_logger(__name__)
 
@@ -136,10 +133,11 @@ class ClientsProcessor:
         self._clock = clock
         self._watched: set[Connection] = set()
         self._settling = SettlingGroups()
-        self._settling_moved = trio.Event()
+        self._settling_moved = Wakeup()
         self._term = 0
-        # Large groups that have changed, and when the first of them did.
+        # Groups that have changed, large or being notified, and when the first of them did.
         self._notified_later: dict[str, None] = {}
+        self._being_notified: set[str] = set()
         self._changed_s = 0.0
 
     async def run(self) -> None:
@@ -149,39 +147,30 @@ class ClientsProcessor:
         """
         next_scan = self._clock.monotonic() + SCAN_S
         while True:
-            self._settling_moved = trio.Event()
             settled = self._settling.until_s
             until = next_scan if settled is None else min(next_scan, settled)
             if self._notified_later:
                 until = min(until, self._changed_s + NOTIFIED_LATER_S)
-            await wait_for(
-                self._settling_moved, self._clock, max(0.0, until - self._clock.monotonic())
+            await self._settling_moved.wait_or(
+                self._clock, max(0.0, until - self._clock.monotonic())
             )
             now = self._clock.monotonic()
             settled_groups = map(self._clients.consumer_group, self._settling.pop_settled(now))
-            self._notify(group for group in settled_groups if group is not None)
+            self._group.turns.call_each(
+                lambda group: self._notify([group]),
+                [group for group in settled_groups if group is not None],
+            )
             if self._notified_later and now >= self._changed_s + NOTIFIED_LATER_S:
-                await self._notify_large_groups()
+                self._notify_members(self._notified_later)
             if now >= next_scan:
                 next_scan = now + SCAN_S
-                self._take_out_silent(now)
+                silent = self._clients.silent_since(now - SILENT_AFTER_S)
+                self._group.turns.call_each(self._take_out_silent, silent)
 
-    async def _notify_large_groups(self) -> None:
-        names, self._notified_later = list(self._notified_later), {}
-        for name in names:
-            group = self._clients.consumer_group(name)
-            connections = [] if group is None else list(group.clients)
-            for first in range(0, len(connections), NOTIFIED_PER_TURN):
-                if not self._leads():
-                    return
-                self._send_notifications(name, connections[first : first + NOTIFIED_PER_TURN])
-                await trio.lowlevel.checkpoint()
-
-    def _take_out_silent(self, now: float) -> None:
-        for connection in self._clients.silent_since(now - SILENT_AFTER_S):
-            logger.info("client_silent", peer=connection.peer_address)
-            self._closed(connection)
-            connection.close("no heartbeat")
+    def _take_out_silent(self, connection: Connection) -> None:
+        logger.info("client_silent", peer=connection.peer_address)
+        self._closed(connection)
+        connection.close("no heartbeat")
 
     def role_changed(self) -> None:
         """Let groups settle when a leadership begins; for the group's `on_role_change`."""
@@ -323,22 +312,34 @@ class ClientsProcessor:
                 config is not None and not config.notify_consumer_ids_changed_enable
             ):
                 continue
-            if len(group.clients) <= NOTIFIED_AT_ONCE:
-                self._send_notifications(group.name, list(group.clients))
+            if len(group.clients) <= NOTIFIED_AT_ONCE and group.name not in self._being_notified:
+                self._notify_members([group.name])
                 continue
             if not self._notified_later:
                 self._changed_s = now
                 self._settling_moved.set()
             self._notified_later[group.name] = None
 
-    def _send_notifications(self, group_name: str, connections: Iterable[Connection]) -> None:
-        for connection in connections:
-            ext = {"consumerGroup": group_name}
-            try:
-                connection.invoke_oneway(request(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, ext))
-            except RemotingError as error:
-                # It rebalances by itself within 20 s; a dead connection is taken out anyway.
-                logger.debug("notify_failed", group=group_name, reason=str(error))
+    def _notify_members(self, names: Iterable[str]) -> None:
+        """Notify the members that each group has now, in their turn."""
+        for name in list(names):
+            self._notified_later.pop(name, None)
+            group = self._clients.consumer_group(name)
+            members = [] if group is None else list(group.clients)
+            self._being_notified.add(name)
+            turns = self._group.turns
+            turns.call_each(partial(self._send_notification, name), members)
+            turns.call_each(self._being_notified.discard, [name])
+
+    def _send_notification(self, group_name: str, connection: Connection) -> None:
+        if not self._leads():
+            return
+        ext = {"consumerGroup": group_name}
+        try:
+            connection.invoke_oneway(request(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, ext))
+        except RemotingError as error:
+            # It rebalances by itself within 20 s; a dead connection is taken out anyway.
+            logger.debug("notify_failed", group=group_name, reason=str(error))
 
 
 def _check_names(data: HeartbeatData) -> None:

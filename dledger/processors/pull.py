@@ -10,12 +10,9 @@ Spec: docs/internals/protocol/remoting.md, sections 8.1 and 8.2.
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
-import trio
 from typing_extensions import Buffer
 
 from dledger.commitlog.errors import CorruptRecordError, MQError
@@ -44,117 +41,25 @@ from dledger.remoting.protocol.command import RemotingCommand, SerializeType, re
 from dledger.remoting.protocol.headers import PullMessageHeader
 from dledger.remoting.protocol.outcome import Condition, answer
 from dledger.remoting.seams import Clock, Executor
-from dledger.services.pop_lines import ANSWERED_PER_TURN
 from dledger.services.read_suggestion import ReadSuggestion
 from dledger.services.throughput import Throughput
 from dledger.settings.parts import BrokerSettings, ReadLimits
 from dledger.settings.text import LEADER_ID
 from dledger.state.tables import QueueKey
-from dledger.waiting import wait_for
-
-PullT = TypeVar("PullT")
-KeyT = TypeVar("KeyT")
+from dledger.waiting import ROWS_PER_TURN, HeldRequest, HeldRequests, Wakeup, call_in_turns
 
 
-@dataclass(slots=True, eq=False)
-class Held(Generic[PullT]):
-    """One waiting pull."""
+@dataclass(slots=True, kw_only=True, eq=False)
+class HeldPull(HeldRequest):
+    """One waiting pull, in the line of its queue."""
 
-    key: QueueKey
-    owner: object
-    deadline: float
-    pull: PullT
-    released: bool = field(default=False)
-
-
-class HeldPulls(Generic[PullT]):
-    """Waiting pulls by queue, by connection and by deadline. Each leaves exactly once."""
-
-    def __init__(self, max_held: int) -> None:
-        self._max_held = max_held
-        # Dicts without values: in order of arrival, so that the oldest pull is answered first.
-        self._by_queue: dict[QueueKey, dict[Held[PullT], None]] = {}
-        self._by_owner: dict[object, dict[Held[PullT], None]] = {}
-        self._deadlines: list[tuple[float, int, Held[PullT]]] = []
-        self._serial = 0
-        self._count = 0
-
-    def __len__(self) -> int:
-        return self._count
+    pull: Pull
+    is_woken: bool = False
+    """It waits for its turn to be tried again."""
 
     @property
-    def next_deadline(self) -> float | None:
-        """When the first of them times out, or None when no pull waits."""
-        while self._deadlines and self._deadlines[0][2].released:
-            heapq.heappop(self._deadlines)
-        return self._deadlines[0][0] if self._deadlines else None
-
-    @property
-    def queues(self) -> list[QueueKey]:
-        """Queues that pulls wait for."""
-        return list(self._by_queue)
-
-    def hold(self, key: QueueKey, owner: object, deadline: float, pull: PullT) -> bool:
-        """Keep *pull* waiting; False when too many wait already."""
-        if self._count >= self._max_held:
-            return False
-        held = Held(key, owner, deadline, pull)
-        self._by_queue.setdefault(key, {})[held] = None
-        self._by_owner.setdefault(owner, {})[held] = None
-        self._serial += 1
-        heapq.heappush(self._deadlines, (deadline, self._serial, held))
-        self._count += 1
-        return True
-
-    def waits_for(self, key: QueueKey) -> bool:
-        """Return whether a pull waits for that queue."""
-        return key in self._by_queue
-
-    def waiting(self, key: QueueKey) -> list[Held[PullT]]:
-        """Return the pulls that wait for that queue; they go on waiting."""
-        return list(self._by_queue.get(key, ()))
-
-    def expired(self, now: float) -> list[Held[PullT]]:
-        """Release and return those whose time is over, as many as are answered in one go."""
-        result = list[Held[PullT]]()
-        for _ in range(ANSWERED_PER_TURN):
-            if (deadline := self.next_deadline) is None or deadline > now:
-                break
-            held = heapq.heappop(self._deadlines)[2]
-            self._forget(held)
-            result.append(held)
-        return result
-
-    def release(self, held: Held[PullT]) -> None:
-        """Let one go, to be answered now."""
-        self._forget(held)
-
-    def drop_owner(self, owner: object) -> int:
-        """Forget all of a closed connection; return how many."""
-        dropped = list(self._by_owner.get(owner, ()))
-        for held in dropped:
-            self._forget(held)
-        return len(dropped)
-
-    def _forget(self, held: Held[PullT]) -> None:
-        if held.released:
-            return
-        held.released = True
-        self._count -= 1
-        _discard(self._by_queue, held.key, held)
-        _discard(self._by_owner, held.owner, held)
-        # The heap keeps released ones until they reach its top; their number is bounded by the
-        # pulls answered within the longest suspension.
-        if len(self._deadlines) > 2 * self._count + 64:
-            self._deadlines = [item for item in self._deadlines if not item[2].released]
-            heapq.heapify(self._deadlines)
-
-
-def _discard(table: dict[KeyT, dict[Held[PullT], None]], key: KeyT, held: Held[PullT]) -> None:
-    members = table[key]
-    members.pop(held, None)
-    if not members:
-        del table[key]
+    def line(self) -> QueueKey:
+        return self.pull.topic, self.pull.queue_id
 
 
 SWEEP_S = 5.0
@@ -213,30 +118,26 @@ class PullProcessor:
             slave_read_enable=settings.broker.slave_read_enable,
             clock=clock,
         )
-        self._held: HeldPulls[Pull] = HeldPulls(settings.max_held_pulls)
-        self._deadline_moved = trio.Event()
+        self._held: HeldRequests[QueueKey, HeldPull] = HeldRequests()
+        self._deadline_moved = Wakeup()
         self._watched: set[Connection] = set()
 
     @property
     def held_count(self) -> int:
         """How many pulls wait."""
-        return len(self._held)
+        return self._held.count
 
     def holds(self, group: str, topic: str, queue_id: int) -> bool:
         """Return whether a pull of that group waits for that queue."""
         key = (topic, queue_id)
-        return self._held.waits_for(key) and any(
-            held.pull.group.group_name == group for held in self._held.waiting(key)
-        )
+        return any(held.pull.group.group_name == group for held in self._held.waiting(key))
 
     def on_applied(self, touched: Sequence[QueueTouched]) -> None:
         """Try held pulls of these queues again; to be put into the group's `on_applied`."""
-        if not len(self._held):
+        if not self._held.count:
             return
         for topic, queue_id, _ in touched:
-            if self._held.waits_for((topic, queue_id)):
-                for held in self._held.waiting((topic, queue_id)):
-                    self._try_again(held)
+            self._wake(self._held.waiting((topic, queue_id)))
 
     async def run(self) -> None:
         """Answer held pulls whose time is over, and sweep.
@@ -245,26 +146,32 @@ class PullProcessor:
         """
         next_sweep = self._clock.monotonic() + SWEEP_S
         while True:
-            self._deadline_moved = trio.Event()
             deadline = self._held.next_deadline
             until = next_sweep if deadline is None else min(next_sweep, deadline)
-            await wait_for(
-                self._deadline_moved, self._clock, max(0.0, until - self._clock.monotonic())
+            await self._deadline_moved.wait_or(
+                self._clock, max(0.0, until - self._clock.monotonic())
             )
             now = self._clock.monotonic()
-            for held in self._held.expired(now):
-                self._answer_held(held)
+            self._group.turns.call_each(self._answer_held, self._held.take_expired(now))
             if now >= next_sweep:
                 next_sweep = now + SWEEP_S
-                self.sweep()
+                await self.sweep()
 
-    def sweep(self) -> None:
+    async def sweep(self) -> None:
         """Try every held pull again whose queue is not where it was."""
-        for key in self._held.queues:
-            bounds = self._group.state.queues.get(key)
-            for held in self._held.waiting(key):
-                if bounds is None or bounds.max_offset != held.pull.scan_from:
-                    self._try_again(held)
+        await call_in_turns(self._sweep, self._held.all(), ROWS_PER_TURN)
+
+    def _sweep(self, held: HeldPull) -> None:
+        bounds = self._group.state.queues.get(held.line)
+        if bounds is None or bounds.max_offset != held.pull.scan_from:
+            self._wake([held])
+
+    def _wake(self, crowd: Iterable[HeldPull]) -> None:
+        """Let pulls be tried again in their turn: once, however often they are woken before it."""
+        woken = [held for held in crowd if not held.is_woken]
+        for held in woken:
+            held.is_woken = True
+        self._group.turns.call_each(self._try_again, woken)
 
     @handles(
         RequestCode.PULL_MESSAGE,
@@ -456,8 +363,9 @@ class PullProcessor:
         connection = pull.connection
         deadline = self._clock.monotonic() + hold_ms / 1000
         before = self._held.next_deadline
-        if not self._held.hold((pull.topic, pull.queue_id), connection, deadline, pull):
+        if self._held.count >= self._settings.max_held_pulls:
             return False
+        self._held.hold(HeldPull(owner=connection, deadline=deadline, pull=pull))
         if connection not in self._watched:
             self._watched.add(connection)
             connection.on_close.append(self._closed)
@@ -467,9 +375,12 @@ class PullProcessor:
 
     def _closed(self, connection: Connection) -> None:
         self._watched.discard(connection)
-        self._held.drop_owner(connection)
+        self._held.release_owner(connection)
 
-    def _try_again(self, held: Held[Pull]) -> None:
+    def _try_again(self, held: HeldPull) -> None:
+        held.is_woken = False
+        if not held.is_held:
+            return
         pull = held.pull
         self._checks.look_for_expired(pull)
         try:
@@ -491,7 +402,7 @@ class PullProcessor:
         self._held.release(held)
         self._reply(pull, found)
 
-    def _answer_held(self, held: Held[Pull]) -> None:
+    def _answer_held(self, held: HeldPull) -> None:
         pull = held.pull
         self._checks.look_for_expired(pull)
         try:

@@ -13,10 +13,11 @@ Pure bookkeeping for one term as leader; `dledger.raft.leader` sends, `dledger.g
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from dledger.group_api import OnBarrier
+from dledger.waiting import CALLS_PER_TURN
 
 
 @dataclass(slots=True)
@@ -73,19 +74,20 @@ class ReadIndex:
         return echoes[needed - 1] if needed <= len(echoes) else 0
 
     def pop_ready(self, confirmed: int, applied_index: int) -> list[OnBarrier]:
-        """Remove and return the reads that may be answered now."""
-        ready: list[OnBarrier] = []
-        reads = self._reads
-        while reads and 0 < reads[0].heartbeat <= confirmed and reads[0].index <= applied_index:
-            ready.append(reads.popleft().on_done)
-        return ready
+        """Remove and return the reads that may be answered now, as many as a turn takes."""
+        return self._pop(
+            lambda read: 0 < read.heartbeat <= confirmed and read.index <= applied_index
+        )
 
     def pop_expired(self, now_s: float) -> list[OnBarrier]:
-        """Remove and return the reads whose deadline has passed."""
-        expired: list[OnBarrier] = []
-        while self._reads and self._reads[0].deadline_s <= now_s:
-            expired.append(self._reads.popleft().on_done)
-        return expired
+        """Remove and return the reads whose deadline has passed, as many as a turn takes."""
+        return self._pop(lambda read: read.deadline_s <= now_s)
+
+    def _pop(self, is_over: Callable[[_Read], bool]) -> list[OnBarrier]:
+        over: list[OnBarrier] = []
+        while self._reads and len(over) < CALLS_PER_TURN and is_over(self._reads[0]):
+            over.append(self._reads.popleft().on_done)
+        return over
 
     def clear(self) -> list[OnBarrier]:
         """Remove and return all reads, and forget every echo: this member no longer leads."""

@@ -7,13 +7,33 @@ leadership has ended; that is decided here, and the services act on it.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Generic, TypeVar
+from typing import Final, Generic, Protocol, TypeVar
 
-from dledger.group_api import Proposed
+from dledger.broker_errors import NotLeaderError, PendingFullError, UnknownOutcomeError
+from dledger.commitlog.errors import MQError
+from dledger.group_api import BrokerGroup, Proposed
 
-T = TypeVar("T")
+MAX_WAITING: Final = 10_000
+"""Requests of a service that wait for the entry before theirs; more are refused as busy."""
+
+
+_OUT_OF_SIGHT: Final = "leadership ended before it was applied"
+
+
+class Request(Protocol):
+    """What waits for its answer."""
+
+    def fail(self, error: MQError) -> None:
+        """Answer with *error*."""
+
+
+RequestT = TypeVar("RequestT", bound=Request)
+DecisionT = TypeVar("DecisionT")
 
 
 class Fate(Enum):
@@ -32,17 +52,19 @@ class Fate(Enum):
 
 
 @dataclass(slots=True, eq=False)
-class EntryUnderWay(Generic[T]):
+class EntryUnderWay(Generic[RequestT, DecisionT]):
     """The change under way.
 
     Attributes:
+        asked: The requests that it answers.
         newest_before: Index of the newest change of this service that was applied before it.
         proposed: The answer; None before there is one.
         is_uncertain: Whether it may be stored or not. It has arrived, or another one has, when a
             change behind *newest_before* is applied.
     """
 
-    work: T
+    asked: list[RequestT]
+    decision: DecisionT
     newest_before: int
     proposed: Proposed | None = None
     is_uncertain: bool = False
@@ -69,3 +91,101 @@ class EntryUnderWay(Generic[T]):
         if self.proposed is not None and self.waits_for_apply:
             return self.proposed.index <= applied_index
         return self.is_uncertain and newest > self.newest_before
+
+
+class OneEntryAtATime(ABC, Generic[RequestT, DecisionT]):
+    """A service that decides on applied state alone; what arrives meanwhile shares the next entry.
+
+    Requests of a crowd are answered in turns (`BrokerGroup.turns`).
+    """
+
+    def __init__(self, group: BrokerGroup) -> None:
+        self._group = group
+        self._waiting: deque[RequestT] = deque()
+        self._entry: EntryUnderWay[RequestT, DecisionT] | None = None
+        self._term = 0
+
+    @abstractmethod
+    def _work(self) -> None:
+        """Decide what waits, if no entry is under way."""
+
+    @abstractmethod
+    def _arrived(self, entry: EntryUnderWay[RequestT, DecisionT]) -> None:
+        """What was under way is applied."""
+
+    @abstractmethod
+    def _answer(self, asked: list[RequestT], proposed: Proposed) -> None:
+        """Answer the requests of an entry that is applied."""
+
+    def role_changed(self) -> None:
+        """Begin or end a term at once; to be put into the group's `on_role_change`."""
+        self._leads()
+
+    def _leads(self) -> bool:
+        leadership = self._group.leadership
+        term = 0 if leadership is None else leadership.term
+        if term != self._term:
+            self._term = term
+            self._end()
+        return leadership is not None
+
+    def _end(self) -> None:
+        entry, self._entry = self._entry, None
+        if entry is not None and entry.waits_for_apply:
+            self._fail(entry.asked, UnknownOutcomeError(_OUT_OF_SIGHT))
+        waiting, self._waiting = self._waiting, deque()
+        self._fail(waiting, self._not_leader())
+
+    def _not_leader(self) -> NotLeaderError:
+        return NotLeaderError(self._group.leader_address, self._group.term)
+
+    def _take(self, request: RequestT) -> None:
+        """Let a request wait for the next decision.
+
+        Raises NotLeaderError, PendingFullError: nothing was changed, and it is not answered.
+        """
+        if not self._leads():
+            raise self._not_leader()
+        if self._entry is not None and self._entry.is_uncertain:
+            raise PendingFullError("it is not known yet what became of an earlier change")
+        if len(self._waiting) >= MAX_WAITING:
+            raise PendingFullError(f"{MAX_WAITING} requests of this kind wait already")
+        self._waiting.append(request)
+        self._work()
+
+    def _see_applied(self, newest: int) -> None:
+        """See whether what is under way has arrived; *newest*: index of the newest change."""
+        entry = self._entry
+        if entry is not None and entry.has_arrived(self._group.state.applied_index, newest):
+            self._arrived(entry)
+
+    def _answered(self, entry: EntryUnderWay[RequestT, DecisionT], proposed: Proposed) -> None:
+        is_mine = self._entry is entry and self._leads() and self._entry is entry
+        match entry.answered(proposed, self._group.state.applied_index, is_current=is_mine):
+            case Fate.APPLIED if is_mine:
+                self._arrived(entry)
+                self._group.kick()
+            case Fate.APPLIED:
+                self._answer(entry.asked, proposed)
+            case Fate.STORED:
+                pass  # `_see_applied` goes on
+            case Fate.OUT_OF_SIGHT:
+                self._fail(entry.asked, UnknownOutcomeError(_OUT_OF_SIGHT))
+            case Fate.UNKNOWN:
+                self._fail(entry.asked, UnknownOutcomeError("the change may still be stored"))
+                if is_mine:
+                    waiting, self._waiting = self._waiting, deque()
+                    self._fail(waiting, PendingFullError("an earlier change got no majority"))
+            case Fate.NOT_STORED:
+                if is_mine:
+                    self._entry = None
+                self._not_stored(entry, proposed.error or self._not_leader())
+                if is_mine:
+                    self._work()
+
+    def _not_stored(self, entry: EntryUnderWay[RequestT, DecisionT], error: MQError) -> None:
+        """End an entry that is not in the log."""
+        self._fail(entry.asked, error)
+
+    def _fail(self, requests: Iterable[RequestT], error: MQError) -> None:
+        self._group.turns.call_each(lambda request: request.fail(error), requests)

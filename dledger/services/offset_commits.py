@@ -33,8 +33,9 @@ OFFSETS_PER_TURN = 2_000
 """Offsets of one proposal of the regular flush, and the next waits for its answer: each replica
 applies them in one go, a few milliseconds."""
 
-MAX_DIRTY_OFFSETS = 1_000_000
-"""Queues with an offset not yet proposed; beyond it a flush is made at once."""
+MAX_DIRTY_OFFSETS = 100_000
+"""Queues with an offset not yet proposed, which some requests look through, 10 ms; beyond it a
+flush is made at once."""
 
 logger = structlog.get_logger(__name__)
 
@@ -216,29 +217,21 @@ class OffsetCommits:
             }
         return sorted(topics)
 
-    def drop_group(self, group: str) -> None:
-        """Forget what waits of *group*: its offsets are being removed."""
-        self._drop_of(0, group)
-
-    def drop_topic(self, topic: str) -> None:
-        """Forget what waits in *topic*: it is being removed."""
-        self._drop_of(1, topic)
-
-    def _drop_of(self, place: int, name: str) -> None:
+    def drop_of(self, place: int, name: str) -> None:
+        """Forget what waits of a group, place 0, or in a topic, place 1: it is being removed."""
         for slot in [slot for slot in self._dirty if slot[place] == name]:
             del self._dirty[slot]
 
     def flush(self) -> None:
-        """Propose everything that waits. What cannot be taken now stays for the next time."""
-        while self._flush_first(MAX_OFFSETS_PER_RECORD, None) is not None:
-            pass
+        """Propose what waits, as much as a turn takes; the rest stays for the next time."""
+        self._flush_first(None)
         self._group.kick()
 
-    def _flush_first(self, count: int, on_done: Callable[[Proposed], None] | None) -> int | None:
-        """Propose up to *count* of what waits; return how many, None: there is no more for now."""
+    def _flush_first(self, on_done: Callable[[Proposed], None] | None) -> int | None:
+        """Propose some of what waits; return how many, None: there is no more for now."""
         if not self._leads() or not self._dirty:
             return None
-        taken = list(islice(self._dirty.items(), count))
+        taken = list(islice(self._dirty.items(), OFFSETS_PER_TURN))
         items = [item for item in taken if self._passes(item[0])]
         try:
             if items:
@@ -270,11 +263,13 @@ class OffsetCommits:
             answers.append(proposed)
             done.set()
 
-        proposed = self._flush_first(OFFSETS_PER_TURN, on_done)
-        if proposed:
-            self._group.kick()
-            await done.wait()
-        return proposed == 0 or (bool(answers) and answers[0].outcome == "stored")
+        proposed = self._flush_first(on_done)
+        if not proposed:
+            await trio.lowlevel.checkpoint()
+            return proposed == 0
+        self._group.kick()
+        await done.wait()
+        return answers[0].outcome == "stored"
 
     def _passes(self, slot: OffsetSlot) -> bool:
         """Return whether an offset that was taken still counts: its queue is there, and free."""

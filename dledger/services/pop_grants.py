@@ -13,32 +13,25 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Final, NamedTuple
+from typing import Final
 
 import structlog
-import trio
 
 from dledger.broker_errors import (
     ChangeRefusedError,
-    NotLeaderError,
-    PendingFullError,
     ReplicationError,
-    UnknownOutcomeError,
 )
 from dledger.commitlog.errors import MQError
 from dledger.group_api import BrokerGroup, Proposed, QueueTouched
 from dledger.remoting.protocol.outcome import Condition
 from dledger.remoting.seams import Clock
-from dledger.services.entry_under_way import EntryUnderWay, Fate
+from dledger.services.entry_under_way import EntryUnderWay, OneEntryAtATime
 from dledger.services.pending_configs import TopicView, noting
 from dledger.services.pop_decision import PopDecision, PopReader, Receive, SpentKey
 from dledger.services.pop_lines import DueTimes, HandedOut, LineKey, PopAsk, PopLines, RecentPairs
 from dledger.state.pop import PopKey
 from dledger.state.state_record import TopicsChange, batch_of, state_record
-from dledger.waiting import wait_for
-
-MAX_WAITING: Final = 10_000
-"""Requests that wait for the entry before theirs; more are refused as busy."""
+from dledger.waiting import Wakeup
 
 MAX_HELD: Final = 100_000
 """Requests that wait for messages: one for each consumer; more are answered 209 at once."""
@@ -66,14 +59,7 @@ class PopAtWorkError(ReplicationError):
     condition = Condition.POP_AT_WORK
 
 
-class _Work(NamedTuple):
-    """What the entry under way answers, and the queues that it touches."""
-
-    asks: list[PopAsk]
-    keys: frozenset[PopKey]
-
-
-class PopGrants:
+class PopGrants(OneEntryAtATime[PopAsk, PopDecision]):
     """Decides requests of POP consumers while this node leads.
 
     *drop_offset*: forgets the committed offset that is not proposed yet: the grant has it.
@@ -87,22 +73,19 @@ class PopGrants:
         reader: PopReader,
         drop_offset: Callable[[PopKey], None],
     ) -> None:
-        self._group = group
+        super().__init__(group)
         self._topics = topics
         self._clock = clock
         self._reader = reader
         self._drop_offset = drop_offset
-        self._waiting: deque[PopAsk] = deque()
         self._lines = PopLines()
         self._woken: dict[LineKey, None] = {}
         self._due = DueTimes()
         self._recent = RecentPairs()
-        self._entry: EntryUnderWay[_Work] | None = None
-        self._term = 0
         self._out = (0, float("-inf"))
         self._set_aside: set[SpentKey] = set()
         self._set_aside_until = 0.0
-        self._moved = trio.Event()
+        self._moved = Wakeup()
 
     @property
     def held_count(self) -> int:
@@ -111,12 +94,12 @@ class PopGrants:
 
     def polling_count(self, group: str, topic: str, queue_id: int) -> int:
         """Return how many requests of a group wait for messages of a queue."""
-        return self._lines.waits((group, topic, queue_id, False))
+        return len(self._lines.waiting((group, topic, queue_id, False)))
 
     def receives(self, group: str, topic: str) -> bool:
         """Return whether a group receives messages of a topic by POP, now or a short time ago."""
         pair = (group, topic)
-        return self._waits(pair) or self._recent.has(pair, self._clock.monotonic())
+        return bool(self._lines.of_pair(pair)) or self._recent.has(pair, self._clock.monotonic())
 
     def offsets_set(self, group: str, topic: str) -> None:
         """Try held requests again after offsets of a group in a topic were set."""
@@ -128,18 +111,11 @@ class PopGrants:
         Raises:
             NotLeaderError, PendingFullError: Nothing was changed; `PopAsk.on_done` is not called.
         """
-        if not self._leads():
-            raise self._not_leader()
-        if self._entry is not None and self._entry.is_uncertain:
-            raise PendingFullError("it is not known yet what became of an earlier POP")
-        if len(self._waiting) >= MAX_WAITING:
-            raise PendingFullError(f"{MAX_WAITING} requests of POP consumers wait already")
         now = self._clock.monotonic()
         ask.deadline = now + ask.hold_s
+        self._take(ask)
         if ask.receive is not None:
             self._recent.note((ask.receive.group, ask.receive.topic), now)
-        self._waiting.append(ask)
-        self._work()
 
     def check_classic(self, key: PopKey) -> None:
         """Let a pull, or a commit of an offset, go on.
@@ -148,7 +124,7 @@ class PopGrants:
         """
         entry, row = self._entry, self._group.state.pops.get(key)
         is_out = row is not None and not row.is_idle(self._group.store_time_ms)
-        if is_out or (entry is not None and key in entry.work.keys):
+        if is_out or (entry is not None and key in entry.decision.planned):
             group, topic, queue_id = key
             raise PopAtWorkError(
                 f"messages of queue {queue_id} of {topic} are out for the group {group} by POP: "
@@ -157,9 +133,7 @@ class PopGrants:
 
     def on_applied(self, touched: Sequence[QueueTouched]) -> None:
         """Try held requests again; to be put into the group's `on_applied`."""
-        entry, state = self._entry, self._group.state
-        if entry is not None and entry.has_arrived(state.applied_index, state.pop_index):
-            self._arrived(entry)
+        self._see_applied(self._group.state.pop_index)
         if not self._lines.count:
             return
         for topic, queue_id, _ in touched:
@@ -169,17 +143,12 @@ class PopGrants:
         if self._woken:
             self._work()
 
-    def role_changed(self) -> None:
-        """Begin or end a term at once; to be put into the group's `on_role_change`."""
-        self._leads()
-
     def closed(self, owner: object) -> None:
         """Forget the messages that a closed connection waits for; its receipts count."""
         self._waiting = deque(
             ask for ask in self._waiting if ask.receive is None or ask.owner is not owner
         )
-        for ask in self._lines.of_owner(owner):
-            self._lines.release(ask)
+        self._lines.release_owner(owner)
 
     async def run(self) -> None:
         """Answer held requests whose time is over, and try others when a message's time is.
@@ -187,20 +156,18 @@ class PopGrants:
         Cancellation: Held requests are left to the closing of their connections.
         """
         while True:
-            self._moved = trio.Event()
-            await wait_for(self._moved, self._clock, self._next_wait_s())
+            await self._moved.wait_or(self._clock, self._next_wait_s())
             self._leads()
             now = self._clock.monotonic()
             now_ms = self._group.store_time_ms
             fired = self._due.take(now_ms)
             for pair in fired:
                 self._wake(pair)
-            for ask in self._lines.take_expired(now):
-                ask.on_done(ask, None)
+            expired = self._lines.take_expired(now)
+            self._group.turns.call_each(lambda ask: ask.on_done(ask, None), expired)
             self._work()
             for pair in fired:
-                if self._waits(pair):
-                    self._note_due(pair)
+                self._note_due(pair)
             self._group.kick()
 
     def _next_wait_s(self) -> float:
@@ -215,30 +182,13 @@ class PopGrants:
             waits.append((due_ms - self._group.store_time_ms) / 1000)
         return max(0.0, min(waits))
 
-    # ------------------------------------------------------------------------------ terms
-
-    def _leads(self) -> bool:
-        leadership = self._group.leadership
-        term = 0 if leadership is None else leadership.term
-        if term != self._term:
-            self._term = term
-            self._end()
-        return leadership is not None
-
     def _end(self) -> None:
-        entry, self._entry = self._entry, None
-        if entry is not None and entry.waits_for_apply:
-            _fail(entry.work.asks, UnknownOutcomeError("leadership ended before it was applied"))
-        waiting, self._waiting = [*self._waiting, *self._lines.all()], deque()
-        for ask in waiting:
-            self._lines.release(ask)
+        self._waiting.extend(self._lines.all())
+        self._lines = PopLines()
         self._woken.clear()
         self._due.clear()
         self._set_aside.clear()
-        _fail(waiting, self._not_leader())
-
-    def _not_leader(self) -> NotLeaderError:
-        return NotLeaderError(self._group.leader_address, self._group.term)
+        super()._end()
 
     # ------------------------------------------------------------------------------ work
 
@@ -254,8 +204,10 @@ class PopGrants:
             )
             taken, refused = list[PopAsk](), list[PopAsk]()
             while self._waiting and not decision.is_full:
+                decision.requests += 1
                 self._decide(self._waiting.popleft(), decision, taken, refused)
             while self._woken and not decision.is_full:
+                decision.requests += 1
                 line = next(iter(self._woken))
                 if not self._try_line(line, decision, taken):
                     self._woken.pop(line, None)
@@ -274,11 +226,8 @@ class PopGrants:
     def _look_again(self, pairs: Iterable[tuple[str, str]], now_ms: int) -> None:
         """Let what waits for messages of a group in a topic be tried again a little later."""
         for pair in pairs:
-            if self._waits(pair) and self._due.note(pair, now_ms + PASSED_OVER_MS):
+            if self._lines.of_pair(pair) and self._due.note(pair, now_ms + PASSED_OVER_MS):
                 self._moved.set()
-
-    def _waits(self, pair: tuple[str, str]) -> bool:
-        return bool(self._lines.of_pair(pair))
 
     def _count_out(self) -> int:
         count, since = self._out
@@ -387,7 +336,7 @@ class PopGrants:
         config = self._topics.config(topic)
         ends = [
             end
-            for queue_id in range(config.queue_nums if config is not None else 0)
+            for queue_id in range(config.queue_nums if config and self._lines.of_pair(pair) else 0)
             if (row := self._group.state.pops.get((group, topic, queue_id))) is not None
             and (end := row.next_expiry_ms()) is not None
         ]
@@ -414,8 +363,7 @@ class PopGrants:
         change = decision.change
         if change is None:
             return
-        work = _Work(asks, decision.keys)
-        entry = EntryUnderWay(work, self._group.state.pop_index)
+        entry = EntryUnderWay(asks, decision, self._group.state.pop_index)
         creates = {letter.run.topic: letter.create for letter in decision.letters if letter.create}
         topics = [TopicsChange(put=(create,)) for create in creates.values()]
         batch = batch_of(
@@ -430,69 +378,38 @@ class PopGrants:
             with noting(partial(self._answered, entry), *noted) as done:
                 self._group.propose(batch, done)
         except MQError as error:
-            self._not_stored(work, error)
+            self._not_stored(entry, error)
             return
         self._entry = entry
         for grant in decision.grants:
             if grant.key not in self._group.state.pops:
                 self._drop_offset(grant.key)
 
-    def _answered(self, entry: EntryUnderWay[_Work], proposed: Proposed) -> None:
-        is_mine = self._entry is entry and self._leads() and self._entry is entry
-        work = entry.work
-        match entry.answered(proposed, self._group.state.applied_index, is_current=is_mine):
-            case Fate.APPLIED if is_mine:
-                self._arrived(entry)
-                self._group.kick()
-            case Fate.APPLIED:
-                self._finish(work.asks, proposed)
-            case Fate.STORED:
-                pass  # `on_applied` goes on
-            case Fate.OUT_OF_SIGHT:
-                _fail(work.asks, UnknownOutcomeError("leadership ended before it was applied"))
-            case Fate.UNKNOWN:
-                _fail(work.asks, UnknownOutcomeError("the change may still be stored"))
-                if is_mine:
-                    waiting, self._waiting = list(self._waiting), deque()
-                    _fail(waiting, PendingFullError("an earlier POP got no majority"))
-            case Fate.NOT_STORED:
-                if is_mine:
-                    self._entry = None
-                self._not_stored(work, proposed.error or self._not_leader())
-                if is_mine:
-                    self._work()
-
-    def _not_stored(self, work: _Work, error: MQError) -> None:
-        """End an entry that is not in the log; requests held behind what it passed over go on."""
-        _fail(work.asks, error)
-        pairs = {(group, topic) for group, topic, _ in work.keys}
+    def _not_stored(self, entry: EntryUnderWay[PopAsk, PopDecision], error: MQError) -> None:
+        # Requests held behind what it passed over go on.
+        super()._not_stored(entry, error)
+        pairs = {(group, topic) for group, topic, _ in entry.decision.planned}
         self._look_again(pairs, self._group.store_time_ms)
 
-    def _arrived(self, entry: EntryUnderWay[_Work]) -> None:
-        """What was under way is applied."""
+    def _arrived(self, entry: EntryUnderWay[PopAsk, PopDecision]) -> None:
         self._entry = None
-        work, proposed = entry.work, entry.proposed
-        if proposed is not None and entry.waits_for_apply:
-            self._finish(work.asks, proposed)
-        for pair in {(group, topic) for group, topic, _ in work.keys}:
+        if entry.proposed is not None and entry.waits_for_apply:
+            self._answer(entry.asked, entry.proposed)
+        for pair in {(group, topic) for group, topic, _ in entry.decision.planned}:
             self._wake(pair)
-            if self._waits(pair):
-                self._note_due(pair)
+            self._note_due(pair)
         self._work()
 
-    def _finish(self, asks: Iterable[PopAsk], proposed: Proposed) -> None:
+    def _answer(self, asked: list[PopAsk], proposed: Proposed) -> None:
+        self._group.turns.call_each(partial(self._finish, proposed), asked)
+
+    def _finish(self, proposed: Proposed, ask: PopAsk) -> None:
         rows = self._group.state.pops
-        for ask in asks:
-            ask.index, ask.store_time_ms = proposed.index, proposed.store_time_ms
-            for grant in ask.grants:
-                row = rows.get(grant.key)
-                for offset in (*(at for at, _ in grant.again), *grant.fresh):
-                    out = None if row is None else row.out.get(offset)
-                    if out is not None and out.token == proposed.index:
-                        ask.messages.append(HandedOut(grant.key, offset, out))
-            ask.on_done(ask, None)
-
-
-def _fail(asks: Iterable[PopAsk], error: MQError) -> None:
-    for ask in asks:
-        ask.on_done(ask, error)
+        ask.index, ask.store_time_ms = proposed.index, proposed.store_time_ms
+        for grant in ask.grants:
+            row = rows.get(grant.key)
+            for offset in (*(at for at, _ in grant.again), *grant.fresh):
+                out = None if row is None else row.out.get(offset)
+                if out is not None and out.token == proposed.index:
+                    ask.messages.append(HandedOut(grant.key, offset, out))
+        ask.on_done(ask, None)

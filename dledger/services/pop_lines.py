@@ -9,23 +9,20 @@ Spec: docs/internals/decisions/0016-pop.md.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple
 
 from dledger.commitlog.errors import MQError
 from dledger.services.pop_decision import Receipt, Receive
 from dledger.state.pop import Out, PopGrant, PopKey, RequestMode
+from dledger.waiting import CALLS_PER_TURN, HeldRequest, HeldRequests, take_out
 
 RECENT_S: Final = 60.0
 """A group that asked for messages of a topic so short a time ago receives them by POP."""
 
 MAX_RECENT: Final = 10_000
 """Groups and topics that are remembered for it."""
-
-ANSWERED_PER_TURN: Final = 256
-"""Held requests answered in one go, some 10 ms of the event loop: the next ones when others had
-their turn."""
 
 LineKey = tuple[str, str, int, bool]
 """Consumer group, topic, queue id (-1: any) and whether it only asks if there is something."""
@@ -40,7 +37,7 @@ class HandedOut(NamedTuple):
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class PopAsk:
+class PopAsk(HeldRequest):
     """One request.
 
     Attributes:
@@ -62,7 +59,6 @@ class PopAsk:
     queue_id: int = -1
     hold_s: float = 0.0
     is_notice: bool = False
-    owner: object = None
     # What became of it.
     grants: list[PopGrant] = field(default_factory=list)
     messages: list[HandedOut] = field(default_factory=list)
@@ -71,10 +67,12 @@ class PopAsk:
     is_full: bool = False
     index: int = 0
     store_time_ms: int = 0
-    deadline: float = 0.0
-    is_held: bool = False
     is_current: bool = False
     """It is decided on a state that holds all that was stored before it came."""
+
+    def fail(self, error: MQError) -> None:
+        """Answer with *error*."""
+        self.on_done(self, error)
 
     @property
     def line(self) -> LineKey:
@@ -112,9 +110,9 @@ class DueTimes:
         return True
 
     def take(self, now_ms: int) -> list[Pair]:
-        """Forget and return the pairs whose time has come, as many as `take_expired`."""
+        """Forget and return the pairs whose time has come, as many as a turn takes."""
         taken = list[Pair]()
-        for _ in range(ANSWERED_PER_TURN):
+        while len(taken) < CALLS_PER_TURN:
             if (at_ms := self.next_ms) is None or at_ms > now_ms:
                 break
             pair = heapq.heappop(self._heap)[1]
@@ -154,52 +152,28 @@ class RecentPairs:
         return asked is not None and now - asked <= RECENT_S
 
 
-class PopLines:
-    """Requests that wait for messages, by line, by connection, and by the end of their time."""
+class PopLines(HeldRequests[LineKey, PopAsk]):
+    """Requests that wait for messages; their lines also by topic, and by group and topic."""
 
     def __init__(self) -> None:
-        self._lines: dict[LineKey, dict[PopAsk, None]] = {}
+        super().__init__()
         self._of_topic: dict[str, dict[LineKey, None]] = {}
         self._of_pair: dict[Pair, dict[LineKey, None]] = {}
-        self._of_owner: dict[object, dict[PopAsk, None]] = {}
-        self._deadlines: list[tuple[float, int, PopAsk]] = []
-        self._serial = 0
-        self.count = 0
 
-    def hold(self, ask: PopAsk) -> None:
+    def hold(self, request: PopAsk) -> None:
         """Let a request wait."""
-        ask.is_held = True
-        self._lines.setdefault(ask.line, {})[ask] = None
-        self._of_topic.setdefault(ask.line[1], {})[ask.line] = None
-        self._of_pair.setdefault(ask.line[:2], {})[ask.line] = None
-        self._of_owner.setdefault(ask.owner, {})[ask] = None
-        self._serial += 1
-        heapq.heappush(self._deadlines, (ask.deadline, self._serial, ask))
-        self.count += 1
+        super().hold(request)
+        line = request.line
+        self._of_topic.setdefault(line[1], {})[line] = None
+        self._of_pair.setdefault(line[:2], {})[line] = None
 
-    def release(self, ask: PopAsk) -> None:
+    def release(self, request: PopAsk) -> None:
         """Take a request out; nothing happens to one that does not wait."""
-        if not ask.is_held:
-            return
-        ask.is_held = False
-        self.count -= 1
-        line = self._lines[ask.line]
-        del line[ask]
-        if not line:
-            del self._lines[ask.line]
-            _take_out(self._of_topic, ask.line[1], ask.line)
-            _take_out(self._of_pair, ask.line[:2], ask.line)
-        of_owner = self._of_owner[ask.owner]
-        del of_owner[ask]
-        if not of_owner:
-            del self._of_owner[ask.owner]
-        if len(self._deadlines) > 2 * self.count + 64:
-            self._deadlines = [item for item in self._deadlines if item[2].is_held]
-            heapq.heapify(self._deadlines)
-
-    def first(self, line: LineKey) -> PopAsk | None:
-        """Return the one that waits longest in a line."""
-        return next(iter(self._lines.get(line, ())), None)
+        was_held = request.is_held
+        super().release(request)
+        if was_held and self.first(line := request.line) is None:
+            take_out(self._of_topic, line[1], line)
+            take_out(self._of_pair, line[:2], line)
 
     def of_topic(self, topic: str) -> list[LineKey]:
         """Return the lines of a topic."""
@@ -208,43 +182,3 @@ class PopLines:
     def of_pair(self, pair: Pair) -> list[LineKey]:
         """Return the lines of a group in a topic; costs no more with many other groups there."""
         return list(self._of_pair.get(pair, ()))
-
-    def of_owner(self, owner: object) -> list[PopAsk]:
-        """Return what waits of a connection."""
-        return list(self._of_owner.get(owner, ()))
-
-    def all(self) -> list[PopAsk]:
-        """Return all that wait."""
-        return [ask for line in self._lines.values() for ask in line]
-
-    def waits(self, line: LineKey) -> int:
-        """Return how many wait in a line."""
-        return len(self._lines.get(line, ()))
-
-    def take_expired(self, now: float) -> list[PopAsk]:
-        """Release and return those whose time is over, as many as are answered in one go."""
-        result = list[PopAsk]()
-        for _ in range(ANSWERED_PER_TURN):
-            if (deadline := self.next_deadline) is None or deadline > now:
-                break
-            ask = heapq.heappop(self._deadlines)[2]
-            self.release(ask)
-            result.append(ask)
-        return result
-
-    @property
-    def next_deadline(self) -> float | None:
-        """When the time of the first is over; None: none waits."""
-        while self._deadlines and not self._deadlines[0][2].is_held:
-            heapq.heappop(self._deadlines)
-        return self._deadlines[0][0] if self._deadlines else None
-
-
-K = TypeVar("K", bound=Hashable)
-
-
-def _take_out(lines: dict[K, dict[LineKey, None]], key: K, line: LineKey) -> None:
-    found = lines[key]
-    del found[line]
-    if not found:
-        del lines[key]

@@ -10,18 +10,20 @@ section 5.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections import ChainMap
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from functools import partial
+from itertools import chain, islice
+from typing import Any, Final
 
 import structlog
 
-from dledger.broker_errors import NotLeaderError, PendingFullError, UnknownOutcomeError
+from dledger.broker_errors import NotLeaderError
 from dledger.commitlog.errors import MQError
 from dledger.group_api import BrokerGroup, Proposed, QueueTouched
 from dledger.remoting.seams import Clock
-from dledger.services.entry_under_way import EntryUnderWay, Fate
+from dledger.services.entry_under_way import EntryUnderWay, OneEntryAtATime
 from dledger.services.pending_configs import TopicView
 from dledger.state.queue_lock import (
     NO_TOKEN,
@@ -37,7 +39,7 @@ from dledger.state.state_record import state_batch
 
 
 MAX_QUEUES_PER_CHANGE: Final = 4_096
-"""Queues that one entry locks or unlocks, but for a single larger request: about 0.5 MB."""
+"""Queues asked for in one decision, but for a single larger request: 10 ms, and 0.5 MB of entry."""
 
 MAX_LOCKS: Final = 500_000
 """Grants that may stand at a time: each is part of every snapshot, with about 100 bytes."""
@@ -46,7 +48,7 @@ FORGOTTEN_LEASES: Final = 10
 """A grant that was not renewed for this number of leases is given back by the leader."""
 
 MAX_FORGOTTEN: Final = 1_000
-"""Grants given back like that in one entry."""
+"""Grants looked at for it in one decision, a microsecond each."""
 
 
 class Leases:
@@ -76,9 +78,9 @@ class Leases:
         for key in keys:
             self._renewed.pop(key, None)
 
-    def keep(self, locks: Container[LockKey]) -> None:
-        """Forget leases of all but these grants: others went with their topics."""
-        self.end([key for key in self._renewed if key not in locks])
+    def with_those_of(self, locks: Iterable[LockKey]) -> Iterator[LockKey]:
+        """Return what `forgotten` is to look at: *locks*, and grants that leases are of."""
+        return chain([*locks], [*self._renewed])
 
     def ended_since_s(self, key: LockKey, now_s: float) -> float:
         """Return for how long the lease of *key* has been over; negative while it runs."""
@@ -89,11 +91,16 @@ class Leases:
         """Return whether another client may have *key*."""
         return self.ended_since_s(key, now_s) >= 0
 
-    def forgotten(self, locks: Iterable[LockKey], now_s: float) -> list[LockKey]:
-        """Return grants that were not renewed for very long."""
+    def forgotten(
+        self, keys: Collection[LockKey], locks: Container[LockKey], now_s: float
+    ) -> list[LockKey]:
+        """Return those of *keys* that are among *locks* and were not renewed for very long.
+
+        Leases of the others end: their grants went with their topics.
+        """
         late_s = (FORGOTTEN_LEASES - 1) * self.lease_s
-        found = (key for key in locks if self.ended_since_s(key, now_s) >= late_s)
-        return [key for key, _ in zip(found, range(MAX_FORGOTTEN), strict=False)]
+        self.end(key for key in keys if key not in locks)
+        return [key for key in keys if key in locks and self.ended_since_s(key, now_s) >= late_s]
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +131,11 @@ class Decision:
     grants: dict[LockKey, LockGrant] = field(default_factory=dict)
 
     @property
+    def changing(self) -> Collection[LockKey]:
+        """The queues that change hands."""
+        return ChainMap[LockKey, Any](self.releases, self.grants)
+
+    @property
     def change(self) -> QueueLocksChange | None:
         """The entry this takes; None when it takes none."""
         if not self.releases and not self.grants:
@@ -149,10 +161,10 @@ def decide(
         may_lock: Whether that queue exists and is not just being removed.
         forgotten: Grants to give back beside, unless they are asked for.
     """
-    decision = Decision()
+    decision, size = Decision(), 0
     for ask in asks:
-        size = len(decision.releases) + len(decision.grants)
-        if size and size + len(ask.keys) > MAX_QUEUES_PER_CHANGE:
+        size += len(ask.keys)
+        if decision.taken and size > MAX_QUEUES_PER_CHANGE:
             break
         if ask.is_unlock:
             if any(_is_granted_to(decision, key, ask.client_id) for key in ask.keys):
@@ -219,9 +231,6 @@ def _lock(
 LEASE_S: Final = 60.0
 """RocketMQ's: its clients renew every 20 s and stop by themselves after 30 s."""
 
-MAX_WAITING: Final = 10_000
-"""Requests that wait for the entry before theirs; more are refused as busy."""
-
 OnLocked = Callable[[dict[LockKey, int] | MQError], None]
 """Called with the queues asked for that are held, and their tokens; or with why it is not known."""
 
@@ -233,16 +242,11 @@ class _Waiting:
     ask: LockAsk
     on_done: OnLocked
 
-
-class _Work(NamedTuple):
-    """What the entry under way answers, what was decided with it, and the queues it changes."""
-
-    waiting: list[_Waiting]
-    decision: Decision
-    changing: frozenset[LockKey]
+    def fail(self, error: MQError) -> None:
+        self.on_done(error)
 
 
-class QueueLocks:
+class QueueLocks(OneEntryAtATime[_Waiting, Decision]):
     """Grants and renews locks while this node leads; distinguishes old tokens from good ones
     always.
     """
@@ -250,14 +254,12 @@ class QueueLocks:
     def __init__(
         self, group: BrokerGroup, topics: TopicView, clock: Clock, *, lease_s: float = LEASE_S
     ) -> None:
-        self._group = group
+        super().__init__(group)
         self._topics = topics
         self._clock = clock
         self._leases = Leases(lease_s)
-        self._waiting: deque[_Waiting] = deque()
-        self._entry: EntryUnderWay[_Work] | None = None
-        self._term = 0
         self._next_sweep_s = 0.0
+        self._unswept: Iterator[LockKey] = iter(())
         self._keys: dict[str, list[LockKey]] = {}
         self._keys_index = 0
         """The change of locks that `_keys` has them of."""
@@ -270,7 +272,7 @@ class QueueLocks:
 
         Raises NotLeaderError, PendingFullError: nothing was granted; *on_done* is not called.
         """
-        self._take(LockAsk(client_id, tuple(keys), self._clock.monotonic()), on_done)
+        self._take(_Waiting(LockAsk(client_id, tuple(keys), self._clock.monotonic()), on_done))
 
     def unlock(
         self, client_id: str, keys: Sequence[LockKey], tokens: Sequence[int], on_done: OnLocked
@@ -285,7 +287,7 @@ class QueueLocks:
         ask = LockAsk(
             client_id, tuple(keys), self._clock.monotonic(), is_unlock=True, tokens=tuple(tokens)
         )
-        self._take(ask, on_done)
+        self._take(_Waiting(ask, on_done))
 
     def refuses(self, key: LockKey, token: int) -> bool:
         """Tell whether *token* is no longer, or not yet, what *key* is held with.
@@ -296,14 +298,14 @@ class QueueLocks:
         lock = self._group.state.queue_locks.get(key)
         if self._group.leadership is None:
             return lock is not None and lock.token > token
-        if self._entry is not None and key in self._entry.work.changing:
+        if key in self._changing:
             return True
         return lock is None or lock.token != token
 
     def is_held(self, key: LockKey) -> bool:
         """Return whether a client has *key*, or is being given it; not when its lease is over."""
         self._leads()
-        if self._entry is not None and key in self._entry.work.changing:
+        if key in self._changing:
             return True
         now_s = self._clock.monotonic()
         return key in self._group.state.queue_locks and not self._leases.is_over(key, now_s)
@@ -311,10 +313,14 @@ class QueueLocks:
     def holds_any(self, group: str) -> bool:
         """Return whether a client of *group* has a queue, or is being given one."""
         self._leads()
-        changing = frozenset() if self._entry is None else self._entry.work.changing
         return any(self.is_held(key) for key in self._keys_of(group)) or any(
-            self.is_held(key) for key in changing if key[0] == group
+            self.is_held(key) for key in self._changing if key[0] == group
         )
+
+    @property
+    def _changing(self) -> Collection[LockKey]:
+        """The queues that the entry under way changes."""
+        return () if self._entry is None else self._entry.decision.changing
 
     def _keys_of(self, group: str) -> list[LockKey]:
         """Return the queues of a group that have a lock; those that went with a topic are there."""
@@ -328,49 +334,16 @@ class QueueLocks:
 
     def on_applied(self, _touched: Sequence[QueueTouched]) -> None:
         """See whether what is in flight has arrived; to be put into the group's `on_applied`."""
-        entry, state = self._entry, self._group.state
-        if entry is not None and entry.has_arrived(state.applied_index, state.queue_locks_index):
-            self._arrived(entry)
-
-    def role_changed(self) -> None:
-        """Begin or end a term at once; to be put into the group's `on_role_change`."""
-        self._leads()
-
-    # ------------------------------------------------------------------------------ terms
-
-    def _leads(self) -> bool:
-        leadership = self._group.leadership
-        term = 0 if leadership is None else leadership.term
-        if term != self._term:
-            self._term = term
-            self._end()
-            self._leases.begin(self._clock.monotonic())
-        return leadership is not None
+        self._see_applied(self._group.state.queue_locks_index)
 
     def _end(self) -> None:
-        entry, self._entry = self._entry, None
-        if entry is not None and entry.waits_for_apply:
-            _tell(entry.work.waiting, UnknownOutcomeError("leadership ended before it was applied"))
-        waiting, self._waiting = list(self._waiting), deque()
-        _tell(waiting, self._not_leader())
-
-    def _not_leader(self) -> NotLeaderError:
-        return NotLeaderError(self._group.leader_address, self._group.term)
+        super()._end()
+        self._leases.begin(self._clock.monotonic())
 
     # ------------------------------------------------------------------------------ work
 
-    def _take(self, ask: LockAsk, on_done: OnLocked) -> None:
-        if not self._leads():
-            raise self._not_leader()
-        if self._entry is not None and self._entry.is_uncertain:
-            raise PendingFullError("it is not known yet what became of an earlier change of locks")
-        if len(self._waiting) >= MAX_WAITING:
-            raise PendingFullError(f"{MAX_WAITING} requests for locks wait already")
-        self._waiting.append(_Waiting(ask, on_done))
-        self._work()
-
     def _work(self) -> None:
-        while self._waiting and self._entry is None:
+        if self._waiting and self._entry is None:
             now_s = self._clock.monotonic()
             locks = self._group.state.queue_locks
             decision = decide(
@@ -387,6 +360,8 @@ class QueueLocks:
                 self._confirm(taken)
             else:
                 self._propose(taken, decision)
+            if self._waiting and self._entry is None:
+                self._group.turns.next_turn(self._work)
 
     def _may_lock(self, key: LockKey) -> bool:
         """Whether the queue and the group are there, and stay: what goes cannot change."""
@@ -398,62 +373,33 @@ class QueueLocks:
         )
 
     def _forgotten(self, now_s: float) -> list[LockKey]:
-        if now_s < self._next_sweep_s:
-            return []
-        self._next_sweep_s = now_s + self._leases.lease_s
         locks = self._group.state.queue_locks
-        self._leases.keep(locks)
-        return self._leases.forgotten(locks, now_s)
+        keys = list(islice(self._unswept, MAX_FORGOTTEN))
+        if not keys and now_s >= self._next_sweep_s:
+            self._next_sweep_s = now_s + self._leases.lease_s
+            self._unswept = self._leases.with_those_of(locks)
+            keys = list(islice(self._unswept, MAX_FORGOTTEN))
+        return self._leases.forgotten(keys, locks, now_s)
 
     def _propose(self, waiting: list[_Waiting], decision: Decision) -> None:
         change = decision.change
         assert change is not None
-        changing = frozenset((*decision.releases, *decision.grants))
-        work = _Work(waiting, decision, changing)
-        entry = EntryUnderWay(work, self._group.state.queue_locks_index)
-
-        def done(proposed: Proposed) -> None:
-            self._answered(entry, proposed)
+        entry = EntryUnderWay(waiting, decision, self._group.state.queue_locks_index)
 
         try:
-            self._group.propose(state_batch(change), done)
+            self._group.propose(state_batch(change), partial(self._answered, entry))
         except MQError as error:
-            _tell(waiting, error)
+            self._fail(waiting, error)
             return
         self._entry = entry
 
-    def _answered(self, entry: EntryUnderWay[_Work], proposed: Proposed) -> None:
-        is_mine = self._entry is entry and self._leads() and self._entry is entry
-        asked = entry.work.waiting
-        match entry.answered(proposed, self._group.state.applied_index, is_current=is_mine):
-            case Fate.APPLIED if is_mine:
-                self._arrived(entry)
-            case Fate.APPLIED:
-                self._tell_held(asked)
-            case Fate.STORED:
-                pass  # `on_applied` goes on
-            case Fate.OUT_OF_SIGHT:
-                _tell(asked, UnknownOutcomeError("leadership ended before it was applied"))
-            case Fate.UNKNOWN:
-                _tell(asked, UnknownOutcomeError("the change of locks may still be stored"))
-                if is_mine:
-                    waiting, self._waiting = list(self._waiting), deque()
-                    _tell(waiting, PendingFullError("an earlier change of locks got no majority"))
-            case Fate.NOT_STORED:
-                _tell(asked, proposed.error or self._not_leader())
-                if is_mine:
-                    self._entry = None
-                    self._work()
-
-    def _arrived(self, entry: EntryUnderWay[_Work]) -> None:
-        """What was under way is applied."""
+    def _arrived(self, entry: EntryUnderWay[_Waiting, Decision]) -> None:
         self._entry = None
-        waiting, decision, _ = entry.work
-        self._leases.end(decision.releases)
-        self._leases.renew(decision.granted)
+        self._leases.end(entry.decision.releases)
+        self._leases.renew(entry.decision.granted)
         # An entry of unknown outcome was answered when that was known.
         if entry.waits_for_apply:
-            self._tell_held(waiting)
+            self._tell_held(entry.asked)
         self._work()
 
     def _confirm(self, waiting: list[_Waiting]) -> None:
@@ -466,12 +412,12 @@ class QueueLocks:
             if error is None:
                 self._tell_held(waiting)
             else:
-                _tell(waiting, error)
+                self._fail(waiting, error)
 
         try:
             self._group.read_barrier(done)
         except NotLeaderError as error:
-            _tell(waiting, error)
+            self._fail(waiting, error)
 
     def _held(self, ask: LockAsk) -> dict[LockKey, int]:
         if ask.is_unlock:
@@ -484,11 +430,9 @@ class QueueLocks:
                 found[key] = lock.token
         return found
 
+    def _answer(self, asked: list[_Waiting], proposed: Proposed) -> None:
+        del proposed
+        self._tell_held(asked)
+
     def _tell_held(self, waiting: list[_Waiting]) -> None:
-        for item in waiting:
-            item.on_done(self._held(item.ask))
-
-
-def _tell(waiting: list[_Waiting], error: MQError) -> None:
-    for item in waiting:
-        item.on_done(error)
+        self._group.turns.call_each(lambda item: item.on_done(self._held(item.ask)), waiting)

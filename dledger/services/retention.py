@@ -17,12 +17,14 @@ Spec: docs/internals/protocol/store.md, section 12.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Final, Protocol
 
 import msgspec
 import structlog
+import trio
 
 from dledger.commitlog.entry import RecordBatch
 from dledger.commitlog.errors import CorruptEntryError, OffsetOutOfRangeError
@@ -48,7 +50,7 @@ from dledger.state.state_record import (
     QueueFloorsChange,
     state_batch,
 )
-from dledger.state.tables import QueueBounds, StateTables
+from dledger.state.tables import QueueBounds, QueueKey, StateTables
 
 HOUR_MS: Final = 3_600_000
 DAY_HOURS: Final = 24
@@ -88,8 +90,8 @@ NEVER_RATIO: Final = 2.0
 """A disk use that no disk reaches."""
 
 QUEUES_PER_STEP: Final = 512
-"""Queues that one entry lets begin later: each is searched for its first message, so about ten
-milliseconds between two heartbeats."""
+"""Queues that one entry lets begin later, or that one turn reads: each is searched for its first
+message, so about ten milliseconds between two heartbeats."""
 
 
 class SegmentedLog(Protocol):
@@ -315,7 +317,14 @@ class RetentionService:
 
     async def check_topics(self) -> None:
         """Let the queues of topics with a retention of their own begin later, where they should."""
-        change = queue_floors(self._group, self._clock.wall_ms(), is_deleting=self.is_deleting)
+        queues = expiring_queues(self._group)
+        while some := list(islice(queues, QUEUES_PER_STEP)):
+            await self._begin_later(some)
+            await trio.lowlevel.checkpoint()
+
+    async def _begin_later(self, queues: Sequence[QueueKey]) -> None:
+        now_ms = self._clock.wall_ms()
+        change = queue_floors(self._group, queues, now_ms, is_deleting=self.is_deleting)
         if change is None:
             return
         topic, queue_id, offset = change.floors[-1]
@@ -390,9 +399,6 @@ class RetentionService:
 
 RETENTION_ATTRIBUTE: Final = "retention.ms"
 
-QUEUE_FLOORS_PER_ENTRY: Final = 4096
-"""Queues that begin later in one entry; the next check moves more."""
-
 DIGITS_MAX: Final = 15
 """Of that number: some ten thousand years."""
 
@@ -410,24 +416,33 @@ def retention_ms(attributes: Mapping[str, str]) -> int | None:
     return int(value)
 
 
+def expiring_queues(group: BrokerGroup) -> Iterator[QueueKey]:
+    """Yield the queues of topics with a retention of their own; topics may change meanwhile."""
+    for topic in list(group.state.topics_with.get(RETENTION_ATTRIBUTE, ())):
+        config = group.state.topics.get(topic)
+        for queue_id in range(config.queue_nums if config is not None else 0):
+            yield topic, queue_id
+
+
 def queue_floors(
-    group: BrokerGroup, now_ms: int, *, is_deleting: Callable[[str], bool]
+    group: BrokerGroup,
+    queues: Iterable[QueueKey],
+    now_ms: int,
+    *,
+    is_deleting: Callable[[str], bool],
 ) -> QueueFloorsChange | None:
-    """Return the queues that are to begin later, with their first offset kept; None: no queue."""
+    """Return which of *queues* are to begin later, with their first offset kept; None: no queue."""
     found: list[tuple[str, int, int]] = []
     keeps: dict[str, int] = {}
-    for topic in group.state.topics_with.get(RETENTION_ATTRIBUTE, ()):
-        config = group.state.topics[topic]
-        keeps_ms = retention_ms(config.attributes)
+    for topic, queue_id in queues:
+        config = group.state.topics.get(topic)
+        keeps_ms = None if config is None else retention_ms(config.attributes)
         if keeps_ms is None or is_deleting(topic):
             continue
-        for queue_id in range(config.queue_nums):
-            first = first_since(group, topic, queue_id, now_ms - keeps_ms)
-            if first > group.state.min_offset(topic, queue_id):
-                keeps[topic] = keeps_ms
-                found.append((topic, queue_id, first))
-                if len(found) == QUEUE_FLOORS_PER_ENTRY:
-                    return QueueFloorsChange(tuple(found), now_ms, tuple(keeps.items()))
+        first = first_since(group, topic, queue_id, now_ms - keeps_ms)
+        if first > group.state.min_offset(topic, queue_id):
+            keeps[topic] = keeps_ms
+            found.append((topic, queue_id, first))
     return QueueFloorsChange(tuple(found), now_ms, tuple(keeps.items())) if found else None
 
 
@@ -456,10 +471,6 @@ def _store_time(group: BrokerGroup, topic: str, queue_id: int, offset: int) -> i
 
 
 # --------------------------------------------------------------------------- what a change gives up
-
-
-QUEUES_COUNTED: Final = 1024
-"""Queues looked at for one answer: each takes some reads, and everything waits meanwhile."""
 
 
 def keeps_less(before: StoreTable, after: StoreTable) -> bool:
@@ -498,15 +509,15 @@ def lost_to_topic(
     group: BrokerGroup, topic: str, keeps_ms: int, now_ms: int, change: str
 ) -> GivenUp:
     """Return what goes when *topic* keeps its messages for *keeps_ms* only."""
-    queues = [(name, queue_id) for name, queue_id in group.state.queues if name == topic]
+    queues = [(topic, queue_id) for queue_id in group.state.queues_of.get(topic, ())]
     gone = 0
-    for name, queue_id in queues[:QUEUES_COUNTED]:
+    for name, queue_id in queues[:QUEUES_PER_STEP]:
         first = first_since(group, name, queue_id, now_ms - keeps_ms)
         gone += first - group.state.min_offset(name, queue_id)
     return given_up(
         change,
         {topic: gone} if gone else {},
-        uncounted_queues=max(0, len(queues) - QUEUES_COUNTED),
+        uncounted_queues=max(0, len(queues) - QUEUES_PER_STEP),
         newest_ms=now_ms - keeps_ms if gone else 0,
     )
 
@@ -528,8 +539,8 @@ def _messages_before(group: BrokerGroup, position: int) -> tuple[dict[str, int],
         for key, bounds in group.state.queues.items()
         if key[0] != STATE_TOPIC and bounds.max_offset > bounds.min_offset
     ]
-    uncounted = max(0, len(queues) - QUEUES_COUNTED)
-    for (topic, queue_id), bounds in queues[:QUEUES_COUNTED]:
+    uncounted = max(0, len(queues) - QUEUES_PER_STEP)
+    for (topic, queue_id), bounds in queues[:QUEUES_PER_STEP]:
         try:
             first = _first_at(group, topic, queue_id, bounds, position)
         except OffsetOutOfRangeError:

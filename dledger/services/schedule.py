@@ -29,10 +29,10 @@ from dledger.services.delayed_message import (
 from dledger.services.leader_loop import RETRY_S, Fate, LeaderLoop
 from dledger.services.stored_record import StoredRecords
 from dledger.state.state_record import DelayProgressChange
-from dledger.waiting import wait_for
+from dledger.waiting import Wakeup
 
-MAX_DELIVERIES_PER_ENTRY = 512
-"""Messages of one delivery entry: bounds the time between two heartbeats' worth of work."""
+MAX_DELIVERIES_PER_ENTRY = 256
+"""Messages of one delivery entry, 10 ms or so: a leader sends heartbeats between two of them."""
 
 MAX_DELIVERY_BYTES = 1 << 20
 """Bytes of one delivery entry, one message at least: an entry must stay far below a segment."""
@@ -78,9 +78,11 @@ class ScheduleMessageService:
         self._is_deleting = is_deleting
         self._real_queue = real_queue
         self._delivery_bytes_max = min(MAX_DELIVERY_BYTES, entry_bytes_max // 2)
-        self._wake: dict[int, trio.Event] = {}
+        self._wake: dict[int, Wakeup] = {}
         self._seen: dict[int, SeenTimes] = {}
         self._loop = LeaderLoop(group, clock, NAME, is_deleting=is_deleting)
+        self._building = trio.Lock()
+        """In one turn of the event loop one level builds its entry, however many are due."""
 
     async def run(self) -> None:
         """Deliver until cancelled. Run it inside the leadership's nursery, once per leadership.
@@ -98,7 +100,7 @@ class ScheduleMessageService:
 
     async def _deliver_levels(self, term: int) -> None:
         seen = {level: SeenTimes(await self._delay_ms(level) / 1000) for level in self._levels()}
-        self._wake, self._seen = {level: trio.Event() for level in seen}, seen
+        self._wake, self._seen = {level: Wakeup() for level in seen}, seen
         async with trio.open_nursery() as nursery:
             for level in self._wake:
                 nursery.start_soon(self._deliver_level, level, term)
@@ -150,7 +152,6 @@ class ScheduleMessageService:
         next_offset = state.delay_progress.get(level, 0)
         seen = self._seen[level]
         while True:
-            self._wake[level] = trio.Event()
             max_offset = state.max_offset(SCHEDULE_TOPIC, queue_id)
             seen.note(max_offset, self._clock.monotonic())
             if next_offset >= max_offset:
@@ -172,9 +173,10 @@ class ScheduleMessageService:
                 or seen.waited(next_offset + count, now) <= 0
             ):
                 count += 1
-            deliveries = self._build(level, next_offset, units[:count])
+            async with self._building:
+                deliveries = self._build(level, next_offset, units[:count])
             if not deliveries:
-                await wait_for(self._wake[level], self._clock, RETRY_S)
+                await self._wake[level].wait_or(self._clock, RETRY_S)
                 continue
             from_offset, to_offset = next_offset, next_offset + len(deliveries)
             fate = await self._loop.store_deliveries(

@@ -43,19 +43,41 @@ from dledger.services.delayed_message import (
 from dledger.services.leader_loop import RETRY_S, Fate, LeaderLoop
 from dledger.services.stored_record import StoredBytes, StoredRecords, decode_stored
 from dledger.state.state_record import TimersChange
-from dledger.waiting import wait_for
+from dledger.waiting import Wakeup
 
 HOUR_MS: Final = 3_600_000
 SECOND_MS: Final = 1000
 
+MAX_DELIVERIES_PER_ENTRY: Final = 256
+"""Messages of one delivery entry, 10 ms or so: a leader sends heartbeats between two of them."""
+
+MAX_DELIVERY_BYTES: Final = 1 << 20
+"""Bytes of one delivery entry, one message at least: an entry must stay far below a segment."""
+
+LOAD_UNITS: Final = 16_384
+"""Units of the timer queue read in one go when a term begins, and of an hour sorted into seconds
+when it comes: some 5 ms."""
+
+ROLLED_OFFSETS: Final = 256
+"""Offsets looked at in one go for messages that are to be rolled: as long as a delivery."""
+
 Offsets = npt.NDArray[np.int64]
+
+
+def _places_of(keys: Offsets) -> Iterator[tuple[int, Offsets]]:
+    """Yield each of *keys* once, in order, with the places where it stands."""
+    order = np.argsort(keys, kind="stable")
+    found, starts = np.unique(keys[order], return_index=True)
+    for key, (start, end) in zip(found.tolist(), pairwise([*starts, len(keys)]), strict=True):
+        yield key, order[start:end]
 
 
 class TimerIndex:
     """Offsets by time: 12 bytes for each that is hours away, 8 for each in a near second."""
 
     def __init__(self) -> None:
-        self._far: dict[int, list[tuple[Offsets, npt.NDArray[np.uint32]]]] = {}
+        self._far: dict[int, tuple[array[int], array[int]]] = {}
+        """By hour: offsets, and when in that hour each is due."""
         self._near: dict[int, array[int]] = {}
         self._seconds: list[int] = []
         self._opened_hour = -1
@@ -67,42 +89,42 @@ class TimerIndex:
     def add(self, offsets: Offsets, due_ms: Offsets) -> None:
         """Take in offsets, in ascending order, with their times."""
         self._size += len(offsets)
-        hours = due_ms // HOUR_MS
-        near = hours <= self._opened_hour
-        if near.any():
-            self._add_near(offsets[near], due_ms[near])
-        for hour in np.unique(hours[~near]).tolist():
-            chosen = hours == hour
-            within = (due_ms[chosen] - hour * HOUR_MS).astype(np.uint32)
-            self._far.setdefault(hour, []).append((offsets[chosen].astype(np.int64), within))
+        near = due_ms < (self._opened_hour + 1) * HOUR_MS
+        self._add_near(offsets[near], due_ms[near])
+        offsets, due_ms = offsets[~near], due_ms[~near]
+        for hour, places in _places_of(due_ms // HOUR_MS):
+            known, within = self._far.setdefault(hour, (array("q"), array("I")))
+            known.frombytes(offsets[places].astype(np.int64).tobytes())
+            within.frombytes((due_ms[places] - hour * HOUR_MS).astype(np.uint32).tobytes())
 
     def _add_near(self, offsets: Offsets, due_ms: Offsets) -> None:
         # Rounded up: what is in a second is due when the second is.
-        seconds = -(-due_ms // SECOND_MS)
-        order = np.argsort(seconds, kind="stable")
-        offsets, seconds = offsets[order], seconds[order]
-        found, starts = np.unique(seconds, return_index=True)
-        bounds = [*starts.tolist(), len(offsets)]
-        for place, second in enumerate(found.tolist()):
+        for second, places in _places_of(-(-due_ms // SECOND_MS)):
             waiting = self._near.get(second)
             if waiting is None:
                 waiting = self._near[second] = array("q")
                 heappush(self._seconds, second)
-            waiting.extend(offsets[bounds[place] : bounds[place + 1]].tolist())
+            waiting.frombytes(offsets[places].astype(np.int64).tobytes())
 
-    def _open_hours(self, now_ms: int) -> None:
-        """Sort the hours that have come into seconds."""
+    def open_some(self, now_ms: int) -> bool:
+        """Sort some of what comes with its hour into seconds; return whether there was any."""
         hour = now_ms // HOUR_MS
-        if hour <= self._opened_hour:
-            return
-        self._opened_hour = hour
-        for come in sorted(known for known in self._far if known <= hour):
-            for offsets, within in self._far.pop(come):
-                self._add_near(offsets, within.astype(np.int64) + come * HOUR_MS)
+        self._opened_hour = max(self._opened_hour, hour)
+        come = min(self._far, default=hour + 1)
+        if come > hour:
+            return False
+        offsets, within = self._far[come]
+        some = slice(LOAD_UNITS)
+        self._add_near(np.array(offsets[some]), np.array(within[some], np.int64) + come * HOUR_MS)
+        del offsets[some], within[some]
+        if not offsets:
+            del self._far[come]
+        return True
 
     def take(self, now_ms: int, count: int) -> list[int]:
         """Remove and return up to *count* offsets that are due, earliest first."""
-        self._open_hours(now_ms)
+        while self.open_some(now_ms):
+            pass
         taken: list[int] = []
         while self._seconds and self._seconds[0] * SECOND_MS <= now_ms and len(taken) < count:
             second = self._seconds[0]
@@ -138,18 +160,6 @@ class TimerIndex:
             times.append(min(self._far) * HOUR_MS)
         return min(times, default=None)
 
-
-MAX_DELIVERIES_PER_ENTRY: Final = 2048
-"""Messages of one delivery entry: bounds the time between two heartbeats' worth of work."""
-
-MAX_DELIVERY_BYTES: Final = 1 << 20
-"""Bytes of one delivery entry, one message at least: an entry must stay far below a segment."""
-
-LOAD_UNITS: Final = 16_384
-"""Units of the timer queue read in one go when a term begins."""
-
-ROLLED_OFFSETS: Final = 4096
-"""Offsets looked at in one go for messages that are to be rolled."""
 
 NAME: Final = "timer"
 """In dead letters, logs and metrics."""
@@ -197,7 +207,7 @@ class TimerMessageService:
         self._bytes_max = min(MAX_DELIVERY_BYTES, entry_bytes_max // 2)
         self._roll_window_ms = roll_window_ms
         self._load_units = load_units
-        self._wake = trio.Event()
+        self._wake = Wakeup()
         self._index = TimerIndex()
         self._loaded_to = 0
         self._roll_at_s = 0.0
@@ -218,9 +228,12 @@ class TimerMessageService:
             self._claims.give_back(self._mine)
             self._begin()
             while self._loop.leads(leadership.term):
-                self._wake = trio.Event()
-                await self._load()
-                if not (await self._deliver(leadership.term) or await self._roll(leadership.term)):
+                now_ms = self._clock.wall_ms()
+                await self._load(now_ms)
+                if not (
+                    await self._deliver(leadership.term, now_ms)
+                    or await self._roll(leadership.term)
+                ):
                     await self._rest()
 
     def _begin(self) -> None:
@@ -245,14 +258,16 @@ class TimerMessageService:
         if next_ms is not None:
             wait_s = min(wait_s, (next_ms - self._clock.wall_ms()) / 1000)
         if wait_s > 0:
-            await wait_for(self._wake, self._clock, wait_s)
+            await self._wake.wait_or(self._clock, wait_s)
         else:
             await trio.lowlevel.checkpoint()
 
     # -- what is due ------------------------------------------------------------------------
 
-    async def _load(self) -> None:
+    async def _load(self, now_ms: int) -> None:
         """Take what came to the queue since into the index."""
+        while self._index.open_some(now_ms):
+            await trio.lowlevel.checkpoint()
         timers = self._group.state.timers
         if len(self._index) > 2 * len(timers) + STALE_MAX:
             self._begin()
@@ -281,19 +296,15 @@ class TimerMessageService:
 
     # -- delivering ------------------------------------------------------------------------
 
-    async def _deliver(self, term: int) -> bool:
+    async def _deliver(self, term: int, now_ms: int) -> bool:
         """Propose one entry of what is due; tell whether something was."""
-        now_ms = self._clock.wall_ms()
         taken = self._index.take(now_ms, MAX_DELIVERIES_PER_ENTRY)
         if not taken:
             return False
         timers = self._group.state.timers
         # A recall that is on its way may fail: then the message is due after all.
         held = [each for each in taken if each in timers and self._claims.is_claimed(each)]
-        self._mine = [each for each in taken if self._claims.claim(each)]
-        entry = self._deliverable(self._mine)
-        self._give_back(entry.left)
-        self._give_back(entry.damaged)
+        entry = self._entry_of(taken, partial(_delivered, self._real_queue))
         self._index.put_back(entry.left + held, now_ms)
         self._look_again(entry.damaged, now_ms)
         if not entry.chosen:
@@ -306,27 +317,26 @@ class TimerMessageService:
             self._index.put_back(entry.chosen, now_ms)
         return True
 
-    def _deliverable(self, offsets: list[int]) -> _Entry:
-        """Return messages for one entry, and what does not go with them."""
-        entry = _Entry()
-        size = 0
-        records = StoredRecords(self._group)
-        for offset, (position, record_bytes) in zip(offsets, self._positions(offsets), strict=True):
-            if entry.chosen and (size + record_bytes > self._bytes_max or records.is_tired):
+    def _entry_of(
+        self, offsets: list[int], make: Callable[[int, int, StoredRecords], Delivery]
+    ) -> _Entry:
+        """Claim *offsets*; return messages for one entry, and what does not go with them."""
+        entry, size, records = _Entry(), 0, StoredRecords(self._group)
+        mine = self._mine = [each for each in offsets if self._claims.claim(each)]
+        for offset, (position, record_bytes) in zip(mine, self._positions(mine), strict=True):
+            if records.is_tired or (entry.chosen and size + record_bytes > self._bytes_max):
                 entry.left.append(offset)
                 continue
-            delivery = self._loop.build(
-                records, position, partial(_delivered, self._real_queue, position, offset)
-            )
+            delivery = self._loop.build(records, position, partial(make, position, offset))
             if delivery is None:
                 entry.damaged.append(offset)
-                continue
-            if self._is_deleting(delivery.topic):
+            elif delivery is _YOUNG or self._is_deleting(delivery.topic):
                 entry.left.append(offset)
-                continue
-            entry.deliveries.append(delivery)
-            entry.chosen.append(offset)
-            size += record_bytes
+            else:
+                entry.deliveries.append(delivery)
+                entry.chosen.append(offset)
+                size += record_bytes
+        self._give_back(entry.left + entry.damaged)
         return entry
 
     def _give_back(self, offsets: Sequence[int]) -> None:
@@ -365,38 +375,16 @@ class TimerMessageService:
         if first is None or self._clock.monotonic() < self._roll_at_s:
             return False
         count = min(ROLLED_OFFSETS, self._max_offset - first)
-        entry = self._rollable((np.flatnonzero(timers.mask(first, count)) + first).tolist())
+        waiting = (np.flatnonzero(timers.mask(first, count)) + first).tolist()
+        old_ms = self._clock.wall_ms() - self._roll_window_ms
+        entry = self._entry_of(waiting, partial(self._rolled, old_ms))
         if not entry.chosen:
             self._roll_at_s = self._clock.monotonic() + LONGEST_SLEEP_S
             return False
         await self._store(entry, term)
         return True
 
-    def _rollable(self, offsets: list[int]) -> _Entry:
-        """Return those of *offsets*, from the first on, that lie in one place for too long."""
-        old_ms = self._clock.wall_ms() - self._roll_window_ms
-        entry = _Entry()
-        size = 0
-        records = StoredRecords(self._group)
-        self._mine = []
-        for offset, (position, record_bytes) in zip(offsets, self._positions(offsets), strict=True):
-            if entry.chosen and (size + record_bytes > self._bytes_max or records.is_tired):
-                break
-            if not self._claims.claim(offset):
-                continue  # recalled or delivered just now
-            self._mine.append(offset)
-            delivery = self._loop.build(
-                records, position, partial(self._rolled, position, offset, old_ms)
-            )
-            if delivery is None or delivery is _YOUNG:
-                self._give_back([offset])
-                break
-            entry.deliveries.append(delivery)
-            entry.chosen.append(offset)
-            size += record_bytes
-        return entry
-
-    def _rolled(self, position: int, offset: int, old_ms: int, records: StoredRecords) -> Delivery:
+    def _rolled(self, old_ms: int, position: int, offset: int, records: StoredRecords) -> Delivery:
         data = records.bytes_at(position)
         _check_place(data, position, offset)
         record = decode_stored(data)

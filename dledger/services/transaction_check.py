@@ -37,13 +37,10 @@ from dledger.settings.tables import BrokerTable, StoreTable
 from dledger.state.state_record import TransactionsChange, state_batch
 from dledger.state.topics import PERM_READ, PERM_WRITE, TopicConfig
 from dledger.state.transactions import OpenHalf, TransactionDecision
-from dledger.waiting import wait_for
+from dledger.waiting import ROWS_PER_TURN, Wakeup, call_in_turns
 
 CHECKS_PER_ENTRY = 256
 """Half messages looked at in one turn, 10 ms or so: a leader sends heartbeats between two turns."""
-
-PLANS_PER_TURN = 4_096
-"""Half messages planned in one turn when a term begins."""
 
 NAME = "transactions"
 """In dead letters, logs and metrics."""
@@ -115,7 +112,7 @@ class TransactionCheckService:
         self._plans: list[_Plan] = []
         self._planned_to = 0
         self._sleeps_until_s = 0.0
-        self._wake = trio.Event()
+        self._wake = Wakeup()
         self._loop = LeaderLoop(group, clock, NAME, is_deleting=topics.is_deleting)
 
     async def run(self) -> None:
@@ -138,12 +135,15 @@ class TransactionCheckService:
         still_open = state.transactions.open
         self._planned_to = state.max_offset(HALF_TOPIC, HALF_RUN.queue_id)
         self._plans = []
-        for at, half_offset in enumerate(list(still_open), 1):
-            half = still_open.get(half_offset)
-            if half is not None:
-                heappush(self._plans, _Plan(self._due_s(half), half_offset))
-            if at % PLANS_PER_TURN == 0:
-                await trio.lowlevel.checkpoint()
+        await call_in_turns(self._plan, list(still_open), ROWS_PER_TURN)
+
+    def _plan(self, half_offset: int) -> None:
+        half = self._group.state.transactions.open.get(half_offset)
+        if half is not None:
+            due_s = self._due_s(half)
+            heappush(self._plans, _Plan(due_s, half_offset))
+            if due_s < self._sleeps_until_s:
+                self._wake.set()
 
     def _due_s(self, half: OpenHalf) -> float:
         """Return the monotonic time at which a half message is to be asked for."""
@@ -156,21 +156,13 @@ class TransactionCheckService:
 
     def _on_applied(self, touched: Sequence[QueueTouched]) -> None:
         for topic, _, max_offset in touched:
-            if topic == HALF_TOPIC:
-                self._plan_new(max_offset)
-
-    def _plan_new(self, max_offset: int) -> None:
-        still_open = self._group.state.transactions.open
-        for half_offset in range(self._planned_to, max_offset):
-            half = still_open.get(half_offset)
-            if half is not None:
-                due_s = self._due_s(half)
-                heappush(self._plans, _Plan(due_s, half_offset))
-                if due_s < self._sleeps_until_s:
-                    self._wake.set()
-        self._planned_to = max_offset
-        if len(self._plans) > 2 * len(still_open) + STALE_PLANS:
-            self._forget_decided()
+            if topic != HALF_TOPIC:
+                continue
+            for half_offset in range(self._planned_to, max_offset):
+                self._plan(half_offset)
+            self._planned_to = max_offset
+            if len(self._plans) > 2 * len(self._group.state.transactions.open) + STALE_PLANS:
+                self._forget_decided()
 
     def _forget_decided(self) -> None:
         still_open = self._group.state.transactions.open
@@ -196,7 +188,6 @@ class TransactionCheckService:
 
     async def _check(self, term: int) -> None:
         while True:
-            self._wake = trio.Event()
             due = self._take_due()
             if due:
                 await self._look_at(due, term)
@@ -205,7 +196,7 @@ class TransactionCheckService:
             self._sleeps_until_s = now + LONGEST_SLEEP_S
             if self._plans:
                 self._sleeps_until_s = min(self._sleeps_until_s, self._plans[0].due_s)
-            await wait_for(self._wake, self._clock, self._sleeps_until_s - now)
+            await self._wake.wait_or(self._clock, self._sleeps_until_s - now)
 
     async def _look_at(self, due: Sequence[_Plan], term: int) -> None:
         to_ask: list[tuple[int, HalfMessage, int]] = []
@@ -227,7 +218,9 @@ class TransactionCheckService:
             immune_to_s = self._immune_to_s(plan, message, age_ms)
             immune_s = immune_to_s - self._clock.monotonic()
             if self._is_over(half, age_ms):
-                self._give_up(half_offset, half, message)
+                record, run = message.given_up()
+                copy = Delivery(run.topic, run.queue_id, record, half.phy_offset)
+                self._decide_given_up(half_offset, copy, "")
                 self._again_in(RETRY_S, half_offset)  # in case it is not stored
             elif immune_s > 0 and not half.checks:
                 # In between retention may come to want its place.
@@ -268,11 +261,6 @@ class TransactionCheckService:
             self._decide_given_up(half_offset, copy, copy.reason)
             return None
         return found[0]
-
-    def _give_up(self, half_offset: int, half: OpenHalf, message: HalfMessage) -> None:
-        record, run = message.given_up()
-        copy = Delivery(run.topic, run.queue_id, record, half.phy_offset)
-        self._decide_given_up(half_offset, copy, "")
 
     def _decide_given_up(self, half_offset: int, copy: Delivery, reason: str) -> None:
         create = None

@@ -76,8 +76,7 @@ class Broker:
             broker,
             store,
             bulk_pull_limits=ReadLimits(1000, 100_000),
-            max_held_pulls=10,
-            **settings,
+            **{"max_held_pulls": 10, **settings},
         )
         self.seams = ProcessorSeams(clock, random.Random(1), self.executor, pid=7)
         self.processors = BrokerProcessors(group, self.settings, self.seams)

@@ -44,6 +44,7 @@ from dledger.state.state_record import with_hosts
 from dledger.state.tables import StateTables
 from dledger.state.topics import builtin_groups, builtin_topics
 from dledger.testing.doubles import ManualClock, VirtualClock
+from dledger.waiting import Turns
 
 SEGMENT_BYTES = 1 << 20
 STORE_HOST = pack_host("127.0.0.1", 10911)
@@ -117,6 +118,7 @@ class FakeGroup:
         self.has_other_members = True
         self.on_applied: list[AppliedListener] = []
         self.waiting_reads: list[Callable[[], int]] = []
+        self.turns = Turns(self.kick)
         self.refuse: MQError | None = None
         self.commit_latency_s = 0.001
         # As with ASYNC_MASTER: answers come when appended, applying is left to the test.

@@ -63,7 +63,7 @@ class ServedGroup:
         self.scope = trio.CancelScope()
         with self.scope:
             async with trio.open_nursery() as nursery:
-                for service in services:
+                for service in (*services, self.group.turns.run):
                     nursery.start_soon(service)
 
     async def settle_kicked(self) -> None:
@@ -103,12 +103,11 @@ class ServedGroup:
 class LeaderServices(ServedGroup):
     """A leader of one member, or of several as far as it knows (`FakeGroup.has_other_members`)."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, **settings: Any) -> None:
         super().__init__(root)
         self.root = root
-        self.broker = Broker(
-            self.group, self.clock, timer_max_delay_sec=3 * DAY_S, max_message_size=1 << 16
-        )
+        limits = {"timer_max_delay_sec": 3 * DAY_S, "max_message_size": 1 << 16}
+        self.broker = Broker(self.group, self.clock, **limits, **settings)
         self.broker.make_topic("T", 1)
         processors = self.broker.processors
         self.services = (

@@ -522,6 +522,7 @@ async def play(folder: Path, seed: int, rounds: int, patch: pytest.MonkeyPatch) 
     try:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(world.pops.run)
+            nursery.start_soon(world.group.turns.run)
             for _ in range(rounds):
                 for _ in range(rng.choice([10, 40])):
                     world.step()

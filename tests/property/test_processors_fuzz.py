@@ -92,5 +92,5 @@ def test_any_request_is_answered(requests: list[tuple[int, dict[str, Any], bytes
             except MQError:
                 pass  # the connection answers it
             group.settle()
-        broker.processors.pull.sweep()
+        trio.run(broker.processors.pull.sweep)
         group.close()

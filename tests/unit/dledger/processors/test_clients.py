@@ -370,8 +370,9 @@ async def test_changes_of_a_large_group_are_notified_together(tmp_path: Path) ->
     members = [FakeConnection() for _ in range(3 * NOTIFIED_AT_ONCE)]
     async with trio.open_nursery() as nursery:
         nursery.start_soon(broker.processors.clients_processor.run)
-        await trio.sleep(0.01)
+        nursery.start_soon(group.turns.run)
         for number, member in enumerate(members):
+            await trio.testing.wait_all_tasks_blocked()
             beat(broker, member, SubscriptionData("T"), client_id=f"c{number}")
         calls = sum(len(reported(member)) for member in members)
         assert calls == NOTIFIED_AT_ONCE * (NOTIFIED_AT_ONCE + 1) // 2

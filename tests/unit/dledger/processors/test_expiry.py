@@ -159,7 +159,7 @@ def test_held_pull_at_its_end_passes_over_what_has_expired(
     send(broker, b"a", expiring(10))
     clock.now_s += 6
     pulls = broker.processors.pull
-    (held,) = pulls._held.expired(clock.monotonic())
+    (held,) = pulls._held.take_expired(clock.monotonic())
     pulls._answer_held(held)
     (_, answer), *_ = reversed(broker.connection.replies)
     assert (answer.code, answer.body) == (ResponseCode.PULL_RETRY_IMMEDIATELY, b"")

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import trio
 
-from dledger.processors import pull as processor
 from dledger.state.state_record import SubscriptionGroupsChange, TopicsChange, state_batch
 from dledger.state.topics import SubscriptionGroupConfig
 from dledger.testing.doubles import VirtualClock
@@ -80,7 +79,7 @@ def test_a_deleted_topic_answers_its_held_pulls(filled: Broker) -> None:
     hold(filled, queueOffset=10)
     filled.group.propose(state_batch(TopicsChange(delete=("T",))), lambda _: None)
     filled.group.settle()
-    filled.processors.pull.sweep()
+    trio.run(filled.processors.pull.sweep)
     assert filled.connection.reply_.code == 21
 
 
@@ -138,12 +137,3 @@ async def test_held_pull_passes_the_barrier_at_its_end(served: Broker) -> None:
     assert (len(served.group.barriers), served.connection.replies) == (1, [])
     served.group.pass_barriers()
     assert served.connection.reply_.code == 19
-
-
-async def test_crowd_is_answered_in_turns(served: Broker, monkeypatch: Any) -> None:
-    monkeypatch.setattr(processor, "ANSWERED_PER_TURN", 2)
-    for _ in range(5):
-        hold(served)
-    assert len(served.processors.pull._held.expired(float("inf"))) == 2
-    await trio.sleep(15.1)
-    assert len(served.connection.replies) == 3

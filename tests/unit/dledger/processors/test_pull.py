@@ -279,7 +279,7 @@ def test_follower_behind_a_queue_sends_to_the_leader(filled: Broker, there: dict
     response = filled.handle(asked)
     assert (response.code, response.ext["leaderAddr"]) == (14, "elsewhere:1")
     assert filled.handle(command(**there)) is DEFERRED
-    for expired in filled.processors.pull._held.expired(float("inf")):
+    for expired in filled.processors.pull._held.take_expired(float("inf")):
         filled.processors.pull._answer_held(expired)
     response = filled.connection.reply_
     assert (response.code, response.ext["suggestWhichBrokerId"]) == (20, "0")
@@ -294,9 +294,9 @@ def test_follower_sends_foreign_clients_to_the_leader(
     assert filled.handle(command(queueOffset=offset, queueId=queue_id)) is DEFERRED
     held = filled.processors.pull._held
     clock.now_s += 0.999
-    assert list(held.expired(clock.monotonic())) == []
+    assert list(held.take_expired(clock.monotonic())) == []
     clock.now_s += 0.002
-    for expired in held.expired(clock.monotonic()):
+    for expired in held.take_expired(clock.monotonic()):
         filled.processors.pull._answer_held(expired)
     response = filled.connection.reply_
     assert (response.code, response.ext["suggestWhichBrokerId"]) == (20, "0")
@@ -310,7 +310,7 @@ def test_a_follower_leads_on_behind_what_did_not_match(filled: Broker, clock: Ma
     filled.group.put("T", 0, b"m10", properties=b"TAGS\x01B\x02")
     filled.group.step_down("elsewhere:1")
     clock.now_s += 5.001
-    for expired in filled.processors.pull._held.expired(clock.monotonic()):
+    for expired in filled.processors.pull._held.take_expired(clock.monotonic()):
         filled.processors.pull._answer_held(expired)
     response = filled.connection.reply_
     assert (response.code, response.ext["nextBeginOffset"]) == (20, "11")

@@ -39,18 +39,6 @@ async def test_commits_are_flushed_every_second(autojump_clock: Any, tmp_path: P
     group.close()
 
 
-def test_a_large_flush_is_cut_into_records(group: FakeGroup, monkeypatch: Any) -> None:
-    monkeypatch.setattr(offset_commits, "MAX_OFFSETS_PER_RECORD", 10)
-    offsets = OffsetCommits(group, group.clock)
-    for queue_id in range(25):
-        offsets.commit("g", "TBW102", queue_id, queue_id + 1)
-    offsets.flush()
-    assert group.waiting == 3
-    assert group.kicks == 1, "no received chunk ends here that would seal them"
-    group.settle()
-    assert group.state.consumer_offsets["g", "TBW102"] == {i: i + 1 for i in range(25)}
-
-
 def test_what_the_log_refuses_is_flushed_later(group: FakeGroup, monkeypatch: Any) -> None:
     offsets = OffsetCommits(group, group.clock)
     offsets.commit("g", "TBW102", 0, 7)

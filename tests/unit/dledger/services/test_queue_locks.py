@@ -111,7 +111,7 @@ def test_unrenewed_grants_are_given_back() -> None:
     leases, locks = Leases(LEASE_S), {K0: QueueLock("a", 3), K1: QueueLock("b", 3)}
     leases.renew({K1: 1.0})
     now = FORGOTTEN_LEASES * LEASE_S
-    assert leases.forgotten(locks, now) == [K0]
+    assert leases.forgotten(locks, locks, now) == [K0]
     decision = decided(locks=locks, leases=leases, now=now, forgotten=(K0,))
     assert decision.releases == {K0: LockRelease(K0, 3)}
     wanted = decided(lock("a", K0), locks=locks, leases=leases, now=now, forgotten=(K0,))

@@ -10,7 +10,12 @@ from dledger.remoting.protocol import bodies
 from dledger.remoting.protocol.codes import RequestCode
 from dledger.remoting.protocol.command import RemotingCommand
 from dledger.remoting.protocol.own_fields import CONFIRMED_FIELD, GIVES_UP_FIELD, decode_given_up
-from dledger.services.retention import RetentionService, queue_floors, retention_ms
+from dledger.services.retention import (
+    RetentionService,
+    expiring_queues,
+    queue_floors,
+    retention_ms,
+)
 from dledger.settings.tables import StoreTable
 from dledger.state.state_record import QueueFloorsChange, TopicsChange, state_batch
 from dledger.state.topics import TopicConfig
@@ -56,11 +61,13 @@ def test_queues_begin_at_the_first_kept_message(group: FakeGroup, clock: ManualC
     fill(group, clock, "T")
     fill(group, clock, "kept")
     now_ms = clock.wall_ms() - 5 * HOUR_MS
-    assert queue_floors(group, now_ms, is_deleting=lambda _: False) == QueueFloorsChange(
+    queues = [*expiring_queues(group)]
+    assert queue_floors(group, queues, now_ms, is_deleting=lambda _: False) == QueueFloorsChange(
         (("T", 0, 2), ("T", 1, 2)), now_ms, (("T", 3 * HOUR_MS),)
     )
-    assert queue_floors(group, now_ms, is_deleting=lambda topic: topic == "T") is None
-    assert queue_floors(group, now_ms - 3 * HOUR_MS, is_deleting=lambda _: False) is None
+    assert queue_floors(group, queues, now_ms, is_deleting=lambda topic: topic == "T") is None
+    before_ms = now_ms - 3 * HOUR_MS
+    assert queue_floors(group, queues, before_ms, is_deleting=lambda _: False) is None
 
 
 async def test_the_leader_moves_them_and_readers_see_it(
