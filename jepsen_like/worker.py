@@ -107,7 +107,7 @@ def _plan_of(seed: int, order: Order) -> Plan:
         return draw_plan(
             seed,
             order.duration_s,
-            kinds=_kinds_of(order, SIMULATED),
+            kinds=kinds_of(order),
             workload=SOAK_WORKLOAD,
             members=3,
             fault_interval_s=SOAK_FAULT_INTERVAL_S,
@@ -116,7 +116,7 @@ def _plan_of(seed: int, order: Order) -> Plan:
     if order.preset:
         workload = simulated_workload(order.preset)
         preset = PRESETS[order.preset]
-        kinds = _kinds_of(order, PRESET_KINDS | preset.kinds)
+        kinds = kinds_of(order, PRESET_KINDS | preset.kinds)
         plan = draw_plan(
             seed,
             order.duration_s,
@@ -124,26 +124,24 @@ def _plan_of(seed: int, order: Order) -> Plan:
             workload=workload,
             members=Random(f"members {seed}").choice(preset.members) if preset.members else None,
         )
+        for mode in preset.modes:
+            plan = add_mode(plan, seed, mode)
         if workload.lockers:
             settings = msgspec.structs.replace(plan.settings, lock_lease_ms=LOCK_LEASE_MS)
             plan = msgspec.structs.replace(plan, settings=settings)
     else:
-        plan = draw_plan(seed, order.duration_s, kinds=_kinds_of(order, SIMULATED))
+        plan = draw_plan(seed, order.duration_s, kinds=kinds_of(order))
     if not order.calm:
         return plan
     still = msgspec.structs.replace(plan.workload, push_change_s=0)
     return msgspec.structs.replace(plan, steps=(), workload=still)
 
 
-def kinds_of(order: Order) -> frozenset[Kind]:
-    """Return the faults that an order draws from, where its workload has none of its own.
+def kinds_of(order: Order, otherwise: frozenset[Kind] = SIMULATED) -> frozenset[Kind]:
+    """Return the faults that an order draws from, those of its workload where it names none.
 
     Raises ConfigError: there is no fault of a name.
     """
-    return _kinds_of(order, SIMULATED)
-
-
-def _kinds_of(order: Order, otherwise: frozenset[Kind]) -> frozenset[Kind]:
     if not order.faults:
         return otherwise
     return kinds_named(order.faults.split(",")) - REAL_ONLY

@@ -251,12 +251,14 @@ class _Check:
                     acked[*queue, op.value] = op
         return acked
 
-    def retries(self) -> Verdict | None:
-        rows = _of(self.rows.rest, *retries.OPERATIONS)
+    def of_kind(self, checker: Any) -> Verdict | None:
+        """Judge rows by themselves; *checker*: a module with a `check_history` for these."""
+        rows = _of(self.rows.rest, *checker.OPERATIONS)
         if not rows:
             return None
-        error_ns = self.settings.clock_error_ns
-        return retries.check_history(rows, drained=self.rows.settled, clock_error_ns=error_ns)
+        error_ns, settled = self.settings.clock_error_ns, self.rows.settled
+        verdict: Verdict = checker.check_history(rows, drained=settled, clock_error_ns=error_ns)
+        return verdict
 
     def filters(self) -> Verdict | None:
         if not self.rows.settled:
@@ -381,13 +383,6 @@ class _Check:
         rows = _of(self.rows.rest, *steps.OPERATIONS)
         return steps.check_history(rows) if rows else None
 
-    def lifetimes(self) -> Verdict | None:
-        rows = _of(self.rows.rest, *lifetimes.OPERATIONS)
-        if not rows:
-            return None
-        error_ns = self.settings.clock_error_ns
-        return lifetimes.check_history(rows, clock_error_ns=error_ns, drained=self.rows.settled)
-
     def transactions(self) -> Verdict | None:
         rows = _of(self.rows.rest, *transactions.OPERATIONS)
         if not rows:
@@ -412,11 +407,11 @@ CHECKS: Final[dict[str, Callable[[_Check], Verdict | None]]] = {
     retention.NAME: _Check.retention,
     batches.NAME: _Check.batches,
     polls.NAME: _Check.polls,
-    retries.NAME: _Check.retries,
+    retries.NAME: lambda run: run.of_kind(retries),
     locks.NAME: _Check.locks,
     pop.NAME: _Check.pop,
     steps.NAME: _Check.steps,
-    lifetimes.NAME: _Check.lifetimes,
+    lifetimes.NAME: lambda run: run.of_kind(lifetimes),
     transactions.NAME: _Check.transactions,
     filters.NAME: _Check.filters,
     producer_order.NAME: _Check.producer_order,

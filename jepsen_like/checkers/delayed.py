@@ -30,6 +30,7 @@ from dledger.jepsen_like.history.operation import (
     Level,
     Operation,
     Outcome,
+    sightings,
 )
 
 NAME: Final = "delayed"
@@ -48,6 +49,8 @@ READS: Final = (int(F.PULL), int(F.MAX_OFFSET))
 """Operations that prove where a queue ended."""
 
 _Place = tuple[str, int, int]
+_Seen = tuple[int, _Place, int]
+"""When a pull with the message returned, where it stood, and the pull."""
 
 
 def check_history(
@@ -73,22 +76,12 @@ def check_history(
     recalls = [op for op in history.operations if op.f == F.RECALL and op.value in sends]
     found: list[Violation] = []
     places: dict[int, dict[_Place, int]] = {}
-    first_seen: dict[int, Operation] = {}
-    for op in history.operations:
-        if op.f != F.PULL or op.outcome != Outcome.OK:
-            continue
-        for place, value in enumerate(op.values):
-            if value not in sends:
-                continue
-            places.setdefault(value, {})[op.topic, op.queue, op.off + place] = op.op_id
-            known = first_seen.get(value)
-            if known is None or op.ret_ns < known.ret_ns:
-                first_seen[value] = op
-    for read in history.replica_reads:
-        for place, value in enumerate(read.values):
-            if value in sends:
-                at = (read.topic, read.queue, read.min_off + place)
-                places.setdefault(value, {}).setdefault(at, NOTHING)
+    first_seen: dict[int, _Seen] = {}
+    for value, place, at_ns, op_id in sightings(history):
+        if value in sends:
+            places.setdefault(value, {}).setdefault(place, op_id)
+            if op_id != NOTHING and (value not in first_seen or at_ns < first_seen[value][0]):
+                first_seen[value] = (at_ns, place, op_id)
     found += _early(sends, first_seen, clock_error_ns)
     bounds = [NEVER, NEVER]
     if late_max_ns is not None:
@@ -108,9 +101,7 @@ def check_history(
                 missing.setdefault((op.topic, op.queue), []).append(one)
         found += _lost(sends, lost_of(missing, history.replica_reads, holes))
     acked = sum(op.outcome == Outcome.OK for op in sends.values())
-    late = [
-        first_seen[value].ret_ns - op.due_ns for value, op in sends.items() if value in first_seen
-    ]
+    late = [first_seen[value][0] - op.due_ns for value, op in sends.items() if value in first_seen]
     counts = {
         "sends": len(sends),
         "acknowledged": acked,
@@ -123,19 +114,18 @@ def check_history(
 
 
 def _early(
-    sends: dict[int, Operation], first_seen: dict[int, Operation], clock_error_ns: int
+    sends: dict[int, Operation], first_seen: dict[int, _Seen], clock_error_ns: int
 ) -> list[Violation]:
     return [
         Violation(
             EARLY,
-            f"{seen.topic}/{seen.queue}",
-            f"value {value} was seen {(sends[value].due_ns - seen.ret_ns) / 1e6:.1f} ms before it "
-            "was due",
-            (sends[value].op_id, seen.op_id),
-            at_ns=seen.ret_ns,
+            f"{topic}/{queue}",
+            f"value {value} came {(sends[value].due_ns - at_ns) / 1e6:.1f} ms before it was due",
+            (sends[value].op_id, op_id),
+            at_ns=at_ns,
         )
-        for value, seen in first_seen.items()
-        if seen.ret_ns < sends[value].due_ns - clock_error_ns
+        for value, (at_ns, (topic, queue, _), op_id) in first_seen.items()
+        if at_ns < sends[value].due_ns - clock_error_ns
     ][:REPORTED_MAX]
 
 

@@ -200,35 +200,21 @@ class _LastEnd:
 
 def _check_holds(holds: list[_Hold], subject: str) -> list[Violation]:
     """Compare each hold with those that return no later, and before it is over."""
-    pairs: dict[tuple[int, int], Violation] = {}
+
+    def limit(hold: _Hold) -> int:
+        return min(hold.op.ret_ns, hold.end_ns - 1)
+
+    found: dict[frozenset[int], Violation] = {}
     by_return = sorted(holds, key=lambda hold: hold.op.ret_ns)
     last, at = _LastEnd(), 0
-    for hold in sorted(holds, key=_limit):
-        while at < len(holds) and by_return[at].op.ret_ns <= _limit(hold):
+    for hold in sorted(holds, key=limit):
+        while at < len(holds) and by_return[at].op.ret_ns <= limit(hold):
             last.take(by_return[at])
             at += 1
-        other = last.besides(hold.op.process)
-        if other is not None and other.end_ns > hold.op.ret_ns:
-            _note(pairs, other, hold, subject)
-    return list(pairs.values())[:REPORTED_MAX]
-
-
-def _limit(hold: _Hold) -> int:
-    return min(hold.op.ret_ns, hold.end_ns - 1)
-
-
-def _note(
-    pairs: dict[tuple[int, int], Violation], first: _Hold, second: _Hold, subject: str
-) -> None:
-    ids = (first.op.op_id, second.op.op_id)
-    pairs.setdefault(
-        (min(ids), max(ids)),
-        Violation(
-            TWO_HOLDERS,
-            subject,
-            f"p{second.op.process} got the lock while p{first.op.process} held it until "
-            f"{first.end_ns} ns",
-            ids,
-            at_ns=second.op.ret_ns,
-        ),
-    )
+        op, other = hold.op, last.besides(hold.op.process)
+        if other is not None and other.end_ns > op.ret_ns:
+            until = f"while p{other.op.process} held it until {other.end_ns} ns"
+            text, ids = f"p{op.process} got the lock {until}", (other.op.op_id, op.op_id)
+            violation = Violation(TWO_HOLDERS, subject, text, ids, at_ns=op.ret_ns)
+            found.setdefault(frozenset(ids), violation)
+    return list(found.values())[:REPORTED_MAX]

@@ -30,8 +30,7 @@ IN_ORDER_SUFFIX: Final = "-in-order"
 
 _Line = tuple[str, str]
 """Group and topic."""
-_Receive = tuple[int, int]
-"""Process and call: each message of an answer is a row."""
+_Receive = tuple[int, int]  # process and call: each message of an answer is a row
 
 
 class _Free(NamedTuple):

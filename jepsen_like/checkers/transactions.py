@@ -36,6 +36,7 @@ from dledger.jepsen_like.history.operation import (
     Operation,
     Outcome,
     ReplicaRead,
+    sightings,
 )
 
 HALF_TOPIC: Final = "RMQ_SYS_TRANS_HALF_TOPIC"
@@ -231,22 +232,10 @@ def _sightings(
     """Return where values of half messages were seen: in topics, and in the discard topic."""
     seen: dict[int, _Sightings] = {}
     discarded: dict[int, _Sightings] = {}
-    rows = [
-        (op.topic, op.queue, op.off, op.values, op.ret_ns, op.op_id)
-        for op in history.operations
-        if op.f == F.PULL and op.outcome == Outcome.OK
-    ]
-    rows += [
-        (read.topic, read.queue, read.min_off, read.values, read.at_ns, NOTHING)
-        for read in history.replica_reads
-    ]
-    for topic, queue, off, values, at_ns, op_id in rows:
-        if topic in (HALF_TOPIC, DONE_TOPIC):
-            continue
-        into = discarded if topic == DISCARD_TOPIC else seen
-        for place, value in enumerate(values):
-            if value in transactions:
-                into.setdefault(value, _Sightings()).add((topic, queue, off + place), at_ns, op_id)
+    for value, place, at_ns, op_id in sightings(history):
+        if place[0] not in (HALF_TOPIC, DONE_TOPIC) and value in transactions:
+            into = discarded if place[0] == DISCARD_TOPIC else seen
+            into.setdefault(value, _Sightings()).add(place, at_ns, op_id)
     return seen, discarded
 
 

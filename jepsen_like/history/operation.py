@@ -250,6 +250,17 @@ class Sample(msgspec.Struct, gc=False):
     is_up: bool = True
 
 
+def sightings(history: History) -> Iterator[tuple[int, tuple[str, int, int], int, int]]:
+    """Yield what pulls found, then what replicas hold: value, place, when, operation."""
+    for op in history.operations:
+        if op.f == F.PULL and op.outcome == Outcome.OK:
+            for at, value in enumerate(op.values):
+                yield value, (op.topic, op.queue, op.off + at), op.ret_ns, op.op_id
+    for read in history.replica_reads:
+        for at, value in enumerate(read.values):
+            yield value, (read.topic, read.queue, read.min_off + at), read.at_ns, NOTHING
+
+
 def cut_queues(reads: Iterable[ReplicaRead]) -> set[tuple[str, int]]:
     """Return the queues of which a replica has not the beginning: retention took it."""
     begins: dict[tuple[str, str, int], int] = {}

@@ -135,15 +135,8 @@ class Links:
         }[step.kind]
         nodes = [node.name for node in self._nodes.resolve(step.target)]
         event.node = ",".join(nodes)
-        pairs = sorted(
-            {
-                pair
-                for name in nodes
-                for other in self._ground.brokers
-                if other != name
-                for pair in ((name, other), (other, name))
-            }
-        )
+        ways = both_ways(nodes, self._ground.brokers)
+        pairs = sorted({(one, other) for one, other in ways if one != other})
         await self._change_links(pairs, change, step)
 
     async def lose_at_name_servers(self, step: Step, event: Event) -> None:

@@ -56,6 +56,8 @@ STEP_MODES: Final[dict[str, tuple[Kind, ...]]] = {
     "old_leaders": (Kind.READ_BURST,),
     "late_promotions": (Kind.MEMBER_REMOVE,),
     "late_snapshots": (Kind.BUGGIFY_KILL,),
+    "unknown_outcomes": (Kind.DISK_SLOW,),
+    "leads_again": (Kind.TRANSFER,),
 }
 """Name and the kinds of the steps it brings; they count as faults."""
 
@@ -107,6 +109,7 @@ SEEN_COUNTERS: Final[dict[str, tuple[str, ...]]] = {
     "old_leaders": ("read_at_old_leader",),
     "late_promotions": ("promoted_while_another_lags",),
     "late_snapshots": ("started_while_refilling",),
+    "leads_again": ("led_again",),
 }
 """What a run counts where a mode has met what it is for, beside how often it was in use."""
 
@@ -242,6 +245,14 @@ def _steps_of(name: str, rng: Random, at_ms: int, draw_step: DrawStep, number: i
         lag = Step(late_ms, rng.choice(LAGGING), str(rng.randrange(16)), rng.randint(8_000, 25_000))
         slow = replace(lag, arg=rng.randint(200, 1_000)) if lag.kind is Kind.SLOW_LINK else lag
         return [replace(step, target="follower", for_ms=rng.randint(500, 3_000), arg=1), slow]
+    if name == "unknown_outcomes":
+        # A broker waits less for a majority, and the leader stays: heartbeats need no disk.
+        for_ms, flush_ms = rng.randint(200, 3_000), rng.randint(5_500, 9_000)
+        return [replace(step, target="all", for_ms=for_ms, arg=flush_ms)]
+    if name == "leads_again":  # a process that led, then followed, and has not started again
+        pause_ms, (leader, other) = rng.randint(1_000, 5_000), rng.sample("012", 2)
+        each = enumerate((leader, other, leader))
+        return [replace(step, at_ms=at_ms + at * pause_ms, target=who) for at, who in each]
     if name == "late_snapshots":
         # The first things its disk does when it is back are those of a snapshot and a new log.
         for_ms = rng.randint(*LEFT_BEHIND_MS)
@@ -250,11 +261,6 @@ def _steps_of(name: str, rng: Random, at_ms: int, draw_step: DrawStep, number: i
         back_ms = begin_ms + for_ms + rng.randint(0, 100)
         return [behind, replace(step, at_ms=back_ms, target=behind.target)]
     return [step]
-
-
-def kinds_of(mode: str) -> tuple[Kind, ...]:
-    """Return the kinds of the steps that a mode brings, if it is one that does."""
-    return STEP_MODES.get(mode, ())
 
 
 def in_modes(plan: Plan, modes: tuple[str, ...]) -> Plan:
@@ -272,7 +278,9 @@ def in_modes(plan: Plan, modes: tuple[str, ...]) -> Plan:
         modes = tuple(name for name in modes if name != "async_flush")
     if "async_flush" in modes:
         steps = tuple(step for step in steps if step.kind not in UNFLUSHED)
-        modes = tuple(name for name in modes if not UNFLUSHED.intersection(kinds_of(name)))
+        modes = tuple(
+            name for name in modes if not UNFLUSHED.intersection(STEP_MODES.get(name, ()))
+        )
         settings = replace(settings, sync_flush=False)
     if NO_JUMPS.intersection(modes):
         steps = tuple(step for step in steps if step.kind is not Kind.CLOCK_JUMP)

@@ -91,6 +91,7 @@ class Checks:
         self._ends: dict[tuple[int, int], int] = {}
         self._awaited: list[trio.Event] = []
         self._newest_leader = ""
+        self._led: dict[str, int] = {}  # by member: the newest incarnation
 
     async def next_leader(self) -> str:
         """Wait until a replica begins to lead, or to serve as leader; return its name."""
@@ -335,6 +336,8 @@ class Checks:
             if world.last_leader is not None:
                 world.sometimes["leader_change"] += 1
             world.last_leader, world.last_term = node, raft.term
+            world.sometimes["led_again"] += self._led.get(node.name) == node.incarnation
+            self._led[node.name] = node.incarnation
             self.led_since_s = world.now_s
         if any(other.leads for other in world.brokers.values() if other is not node):
             world.sometimes["two_believe_they_lead"] += 1

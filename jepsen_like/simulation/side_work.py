@@ -11,8 +11,11 @@ lost with it, and ends with its topic. What got no answer may be stored at any t
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
+
+import trio
 
 from dledger.client.admin.admin import Admin
 from dledger.client.admin.messages import MessageQueries
@@ -35,7 +38,7 @@ from dledger.remoting.protocol.headers import GetMaxOffsetHeader, UpdateConsumer
 from dledger.remoting.protocol.outcome import outcome_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
     from dledger.jepsen_like.simulation.node import ClientNode
     from dledger.jepsen_like.simulation.world import World
@@ -179,6 +182,10 @@ BROKER: Final = "sim"
 PAUSE_S: Final = 15.0
 """Mean pause between two turns."""
 
+AGAIN, TOGETHER = 0.5, 0.3
+"""Share of failed turns that are done again at once, in the same term where the leader stays; of
+deletions with another one, and a creation, on their way at the same time."""
+
 KEPT_MAX: Final = 200
 """Newest acknowledged messages that are asked for."""
 
@@ -257,15 +264,18 @@ class SideWork:
             Producer(instance, NAME, config) as producer,
             PullConsumer(instance, NAME, follower_reads=members) as consumer,
         ):
+            again = ""
             while True:
-                await self._world.sleep(self._rng.expovariate(1.0 / PAUSE_S))
-                mode = self._rng.choice(self._modes)
+                if not again:
+                    await self._world.sleep(self._rng.expovariate(1.0 / PAUSE_S))
+                mode, again = again or self._rng.choice(self._modes), ""
                 try:
                     await self._send(producer)
                     if await self._turn(mode, instance, producer, consumer):
                         self._world.sometimes[f"mode_{mode}"] += 1
                 except (ClientError, MQError):
                     self._world.sometimes["side_work_failed"] += 1
+                    again = mode if self._rng.random() < AGAIN else ""
 
     async def _turn(
         self, mode: str, instance: ClientInstance, producer: Producer, consumer: PullConsumer
@@ -385,6 +395,10 @@ class SideWork:
         queue = MessageQueue(DELETED_TOPIC, BROKER, 0)
         if self._generation:
             await self._commits.commit(instance, queue, self._generation, waits=False)
+            if self._rng.random() < TOGETHER:
+                async with trio.open_nursery() as nursery:
+                    for act in (admin.delete_topic, admin.create_topic, admin.delete_topic):
+                        nursery.start_soon(_try, act, DELETED_TOPIC)
             await admin.delete_topic(DELETED_TOPIC)
         await admin.create_topic(DELETED_TOPIC, queue_nums=2)
         self._generation += 1
@@ -405,3 +419,8 @@ class SideWork:
 
     def _contradicts(self, text: str) -> None:
         self._world.violate("side_work", text)
+
+
+async def _try(act: Callable[[str], Awaitable[object]], topic: str) -> None:
+    with suppress(ClientError, MQError):
+        await act(topic)

@@ -19,12 +19,16 @@ class Preset:
     Attributes:
         workload: How many of each client there are for a rate of 1,000 operations a second.
         members: Brokers that the simulator draws from; empty: as for any other plan.
+        times: How many times the few clients of a simulated cluster it has, each slower.
+        modes: What the simulator's plans have beside it; see `dledger.jepsen_like.plans.modes`.
     """
 
     about: str
     workload: Workload
     kinds: frozenset[Kind] = frozenset()
     members: tuple[int, ...] = ()
+    times: int = 1
+    modes: tuple[str, ...] = ()
 
 
 def _workload(**shape: int | bool) -> Workload:
@@ -169,6 +173,14 @@ PRESETS: Final[dict[str, Preset]] = {
         frozenset({Kind.CHANGE_WITHOUT_MINORITY}),
         members=(3, 4, 5, 5),
     ),
+    "crowd": Preset(
+        "many clients of five members, of which processes lead twice, while disks stand still, and"
+        " administrative acts that meet each other",
+        _workload(producers=30, consumers=20, readers=10, lockers=10, idempotent=True),
+        members=(5,),
+        times=10,
+        modes=("leads_again", "unknown_outcomes", "topic_deletion"),
+    ),
     "rolls": Preset(
         "messages with times further away than the roll window, of any properties: rolled in"
         " time, delivered once",
@@ -226,19 +238,16 @@ def simulated_workload(name: str) -> Workload:
 
     Raises KeyError: there is none of that name.
     """
-    workload = PRESETS[name].workload
+    workload, times = PRESETS[name].workload, PRESETS[name].times
     if workload.push_members and not workload.lockers:
         return msgspec.structs.replace(
-            workload,
-            producers=2,
-            push_members=min(3, workload.push_members),
-            queues=4,
-            interval_ms=SIMULATED_PUSH_INTERVAL_MS,
+            workload, producers=2, push_members=3, queues=4, interval_ms=SIMULATED_PUSH_INTERVAL_MS
         )
-    few = {name: min(most, getattr(workload, name)) for name, most in SIMULATED_CLIENTS.items()}
-    return msgspec.structs.replace(
-        workload, **few, proxies=0, queues=2, interval_ms=SIMULATED_INTERVAL_MS
-    )
+    few = {
+        name: min(most * times, getattr(workload, name)) for name, most in SIMULATED_CLIENTS.items()
+    }
+    interval_ms = SIMULATED_INTERVAL_MS * (3 if times > 1 else 1)
+    return msgspec.structs.replace(workload, **few, proxies=0, queues=2, interval_ms=interval_ms)
 
 
 def workload_for(name: str, rate: float) -> Workload:

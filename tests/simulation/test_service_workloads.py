@@ -6,13 +6,17 @@ from collections import Counter
 from functools import cache
 from typing import Any
 
+import msgspec
 import pytest
 
 from dledger.jepsen_like.checkers.locks import TWO_HOLDERS, check_history
 from dledger.jepsen_like.checkers.verdict import Verdict
 from dledger.jepsen_like.history.operation import NOTHING, F, Operation, Outcome
-from dledger.jepsen_like.plans.plan import Kind, Plan, Settings, Step, Workload
+from dledger.jepsen_like.plans.plan import Kind, Plan, Settings, Step, Workload, encode_plan
 from dledger.jepsen_like.simulation.play import Played, play
+from dledger.jepsen_like.worker import Order, plan_of
+from dledger.jepsen_like.workloads.presets import simulated_workload
+from tests.harness.fast_part import gate_part
 
 pytestmark = pytest.mark.slow
 
@@ -96,3 +100,52 @@ def test_expirers_read_and_pass_over_messages() -> None:
     assert sum(op.value != NOTHING and not op.group for op in reads) > 30
     assert sum(op.value != NOTHING and bool(op.group) for op in reads) > 10
     assert any(op.max_off - op.off > 1 for op in reads), "nothing is passed over"
+
+
+def pushed(seed: int, *, calm: bool) -> Played:
+    return play(plan_of(seed, Order(duration_s=60.0, calm=calm, preset="push")))
+
+
+@pytest.mark.parametrize("seed", gate_part([2, 8], 1))
+def test_a_push_group_consumes_all_and_shares_the_queues(seed: int) -> None:
+    run = pushed(seed, calm=False)
+    (verdict,) = [verdict for verdict in run.verdicts if verdict.checker == "push_group"]
+    assert run.is_valid, run.violations
+    assert verdict.counts["consumed"] > 100
+    assert verdict.counts["members"] == 3
+
+
+@pytest.mark.hunt
+def test_without_faults_no_message_is_consumed_twice() -> None:
+    run = pushed(3, calm=True)
+    (verdict,) = [verdict for verdict in run.verdicts if verdict.checker == "push_group"]
+    assert run.is_valid, run.violations
+    assert verdict.counts["consumed"] > 100
+    assert verdict.counts["more_than_once"] == 0
+
+
+HOSTILE = msgspec.structs.replace(simulated_workload("hostile"), interval_ms=700)
+
+
+@pytest.mark.parametrize("seed", gate_part([1, 2], 1))
+def test_hostile_messages_through_every_service_under_kills(seed: int) -> None:
+    kills = tuple(Step(at, Kind.KILL, "leader", 2_000) for at in range(6_000, 30_000, 8_000))
+    run = play(Plan(seed, 40_000, kills, workload=HOSTILE))
+    assert run.is_valid, run.violations
+    assert run.operations["send_ok"] > 50
+    assert run.operations["send_back_ok"] > 10
+    assert run.sometimes["leader_change"] >= 2
+
+
+@pytest.mark.hunt
+def test_hostile_timers_roll_in_a_cluster_under_kills() -> None:
+    """A roll window of a minute stands for the two days that no run lasts."""
+    workload = msgspec.structs.replace(simulated_workload("rolls"), interval_ms=1000)
+    assert workload.hostile_per_mille > 500
+    kills = tuple(Step(at, Kind.KILL, "leader", 3_000) for at in range(20_000, 200_000, 40_000))
+    run = play(Plan(4, 200_000, kills, workload=workload))
+    assert run.is_valid, run.violations
+    assert run.sometimes["leader_change"] >= 4
+    assert run.sometimes["timer_rolled"] > 50
+    texts = [encode_plan(plan_of(1, Order(preset=name))) for name in ("rolls", "timers")]
+    assert ["timer_roll_s" in text for text in texts] == [True, False]

@@ -109,21 +109,6 @@ def test_no_read_proves_nothing() -> None:
     assert check_history([commit(0, 5, 0, 10)]).validity == "unknown"
 
 
-def test_an_offset_committed_twice_is_no_anomaly() -> None:
-    rows = [commit(0, 5, 0, 10), commit(1, 5, 20, 30), fetch(2, 5, 40, 50)]
-    assert judged(consumer_offsets.NAME, rows).is_valid
-    rows += [commit(3, 7, 60, 70), fetch(4, 5, 80, 90)]
-    verdict = judged(consumer_offsets.NAME, rows)
-    assert [violation.name for violation in verdict.violations] == [consumer_offsets.WENT_BACK]
-    assert verdict.violations[0].operations[-1] == 4
-
-
-def test_the_return_of_an_unknown_commit_proves_nothing() -> None:
-    unknown = commit(0, 5, 0, 10, Outcome.INFO)
-    unknown.ret_ns = 10
-    assert judged(consumer_offsets.NAME, [unknown, fetch(1, -1, 20, 30)]).is_valid
-
-
 def test_too_many_equal_commits_at_once_are_undecided() -> None:
     rows = [commit(at, at % 20, 0, 1_000) for at in range(40)]
     verdict = judged(consumer_offsets.NAME, [*rows, fetch(90, 3, 500, 600)])

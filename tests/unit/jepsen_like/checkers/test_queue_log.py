@@ -163,14 +163,6 @@ def test_values_of_a_pull_without_an_answer_prove_nothing() -> None:
     assert check_history([send(0, 0, 0, 10), pending]).is_valid
 
 
-def test_queues_are_judged_apart() -> None:
-    other = send(1, 0, 20, 30)
-    other.queue = 1
-    verdict = check_history([send(0, 0, 0, 10), other])
-    assert verdict.is_valid
-    assert verdict.counts == {"queues": 2, "sends": 2, "reads": 0}
-
-
 def test_nothing_to_check_is_unknown_and_never_valid() -> None:
     assert check_history([]).validity == "unknown"
     assert check_history([send(0, 0, 0, 10, outcome=INFO)]).validity == "unknown"
