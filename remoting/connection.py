@@ -18,6 +18,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 import trio
+from typing_extensions import Buffer
 
 from dledger.commitlog.errors import RemoteProtocolError
 from dledger.remoting.addresses import join_address
@@ -62,6 +63,8 @@ class Connection:
     Attributes:
         attributes: For the code that serves the connection, e.g. the client id it announced.
         on_close: Called once, in order, when the connection has ended; must not raise.
+        is_sent_away: The peer shuts down: no more requests to it; those that wait are answered.
+        close_reason: Why the connection ended; empty while it is open.
     """
 
     def __init__(
@@ -107,8 +110,8 @@ class Connection:
         self._heartbeat_until_s = -math.inf
         self._nursery: trio.Nursery | None = None
         self._closed = False
-        self._is_sent_away = False
-        self._close_reason = ""
+        self.is_sent_away = False
+        self.close_reason = ""
         self._silence = Silence(limits)
 
         self._out = WriteBuffer(
@@ -142,16 +145,6 @@ class Connection:
     def is_closed(self) -> bool:
         """Whether the connection has ended or is ending; nothing can be sent any more."""
         return self._closed
-
-    @property
-    def is_sent_away(self) -> bool:
-        """Whether the peer shuts down: no more requests to it; those that wait are answered."""
-        return self._is_sent_away
-
-    @property
-    def close_reason(self) -> str:
-        """Why the connection ended; empty while it is open."""
-        return self._close_reason
 
     @property
     def in_flight(self) -> int:
@@ -281,8 +274,7 @@ class Connection:
     def _refuse_when_full(self) -> None:
         if self._closed:
             raise ConnectionLostError(
-                f"connection to {join_address(*self.peer_address)} has ended"
-                f" ({self._close_reason})",
+                f"connection to {join_address(*self.peer_address)} has ended ({self.close_reason})",
                 sent=False,
             )
         if self._out.unsent_bytes > self._limits.write_buffer_bytes:
@@ -343,7 +335,7 @@ class Connection:
         """End the connection now; what is unsent is lost. Idempotent, returns at once."""
         if not self._closed:
             self._closed = True
-            self._close_reason = reason
+            self.close_reason = reason
         if self._nursery is not None:
             self._nursery.cancel_scope.cancel()
 
@@ -367,9 +359,9 @@ class Connection:
 
     def _end(self) -> None:
         self._closed = True
-        self._close_reason = self._close_reason or "closed"
+        self.close_reason = self.close_reason or "closed"
         self._open.end_all()
-        self._calls.end_all(self._close_reason, self._out.handed_total)
+        self._calls.end_all(self.close_reason, self._out.handed_total)
         self._out.clear()
         # Now, and not when the collector of cycles comes by: it may hold megabytes.
         self._decoder.discard()
@@ -401,8 +393,6 @@ class Connection:
     async def _read(self, scope: trio.CancelScope) -> bool:
         """Take what comes until the connection ends; tell whether answers are still to go out."""
         decoder = self._decoder
-        handling = self._handling
-        limits = self._limits
         while not self._closed:
             needed = decoder.bytes_needed
             if needed and self._share.needs_space(needed, decoder.pending_bytes):
@@ -423,38 +413,20 @@ class Connection:
                 return True
             self._silence.last_received_s = now
             try:
-                commands = decoder.feed(data)
+                has_commands = self._take(data, now)
             except RemoteProtocolError as error:
                 self._note_end(f"protocol error: {error}")
                 return False
-            if self._share.ticket.held_bytes:
-                self._share.note_frame_bytes(len(commands), len(memoryview(data)), now)
-            budget = self._share.budget
-            take = handling.take
-            if budget is not None and budget.is_met:
-                take = self._take_over_budget
-            self._out.is_held = True
-            for command in commands:
-                if command.flag & FLAG_RESPONSE:
-                    self._take_response(command)
-                else:
-                    take(command)
-            if self._after_batch is not None:
-                self._after_batch()
-            self._out.release()
-            if budget is not None:
-                self._count()
-                if not self.is_proven and handling.last_request_s >= 0:
-                    self._prove()
+            del data  # thousands of connections wait here: none with its last frame
             if decoder.error is not None:
                 self._note_end(f"protocol error: {decoder.error}")
                 # What came before the bad bytes was asked for in earnest: it is answered.
-                handling.is_leaving = True
+                self._handling.is_leaving = True
                 scope.deadline = math.inf
                 await self._wait_for_answers()
                 return True
-            self._silence.note_frames(now, bool(commands), bool(decoder.pending_bytes))
-            if self._out.unsent_bytes > limits.write_buffer_bytes:
+            self._silence.note_frames(now, has_commands, bool(decoder.pending_bytes))
+            if self._out.unsent_bytes > self._limits.write_buffer_bytes:
                 scope.deadline = math.inf
                 await self._wait_for_space()
                 self._silence.read_again(trio.current_time())
@@ -462,6 +434,33 @@ class Connection:
             elif self._silence.is_in_frame:
                 scope.deadline = min(scope.deadline, self._silence_ends_s())
         return False
+
+    def _take(self, data: Buffer, now: float) -> bool:
+        """Take the commands of one chunk; return whether there were any.
+
+        Raises RemoteProtocolError: the bytes are not frames.
+        """
+        commands = self._decoder.feed(data)
+        if self._share.ticket.held_bytes:
+            self._share.note_frame_bytes(len(commands), len(memoryview(data)), now)
+        budget = self._share.budget
+        take = self._handling.take
+        if budget is not None and budget.is_met:
+            take = self._take_over_budget
+        self._out.is_held = True
+        for command in commands:
+            if command.flag & FLAG_RESPONSE:
+                self._take_response(command)
+            else:
+                take(command)
+        if self._after_batch is not None:
+            self._after_batch()
+        self._out.release()
+        if budget is not None:
+            self._count()
+            if not self.is_proven and self._handling.last_request_s >= 0:
+                self._prove()
+        return bool(commands)
 
     # ------------------------------------------------------------------------------ shares
 
@@ -501,8 +500,8 @@ class Connection:
     # ------------------------------------------------------------------------------ ending
 
     def _note_end(self, reason: str) -> None:
-        if not self._close_reason:
-            self._close_reason = reason
+        if not self.close_reason:
+            self.close_reason = reason
         ends = ConnectionEnds() if self._ends is None else self._ends
         ends.note(join_address(*self.peer_address), reason, trio.current_time())
 
@@ -527,11 +526,11 @@ class Connection:
     def _take_response(self, response: RemotingCommand) -> None:
         self._calls.take(response)
         if GO_AWAY_FIELD in response.ext:
-            self._is_sent_away = True
+            self.is_sent_away = True
         self._leave_if_sent_away()
 
     def _leave_if_sent_away(self) -> None:
-        if self._is_sent_away and not self._calls:
+        if self.is_sent_away and not self._calls:
             self.close("the peer shuts down")
 
     # ------------------------------------------------------------------------------ writing

@@ -160,26 +160,29 @@ class WriteBuffer:
                 return
 
     async def _send_all(self, scope: trio.CancelScope) -> None:
-        while True:
+        while not scope.cancel_called:  # what is left then has a scope of its own
             while not self._parts:
                 await self._idle.park()
-            parts, self._parts = self._parts, []
-            pieces = pieces_of(parts)
-            for at, piece in enumerate(pieces):
-                if scope.cancel_called:  # between two sends: what is left has a scope of its own
-                    self._parts[:0] = pieces[at:]
-                    return
-                size = len(piece)
-                self.handed_total += size
-                self._send_began_s = now = trio.current_time()
-                scope.deadline = now + self._timeout_s
-                self._is_sending = True
-                await self._stream.send_all(piece)
-                self._is_sending = False
-                self.unsent_bytes -= size
-                if at + 1 == len(pieces):
-                    self.last_sent_s = trio.current_time()
-                self._sent()
+            await self._send_waiting(scope)
+
+    async def _send_waiting(self, scope: trio.CancelScope) -> None:
+        parts, self._parts = self._parts, []
+        pieces = pieces_of(parts)
+        for at, piece in enumerate(pieces):
+            if scope.cancel_called:  # between two sends
+                self._parts[:0] = pieces[at:]
+                return
+            size = len(piece)
+            self.handed_total += size
+            self._send_began_s = now = trio.current_time()
+            scope.deadline = now + self._timeout_s
+            self._is_sending = True
+            await self._stream.send_all(piece)
+            self._is_sending = False
+            self.unsent_bytes -= size
+            if at + 1 == len(pieces):
+                self.last_sent_s = trio.current_time()
+            self._sent()
 
 
 def pieces_of(parts: list[Buffer]) -> list[bytes | memoryview]:

@@ -13,6 +13,7 @@ import random
 import resource
 import sys
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import trio
@@ -22,11 +23,9 @@ from dledger.remoting.protocol.command import SerializeType, request
 from dledger.remoting.protocol.frame import encode_command
 
 HALF_FRAMES = 150
-HALF_FRAME_BYTES = 15 << 20
 IDLE = 4_096
 MUTATED = 20_000
 MUTATED_AT_A_TIME = 50
-DRIPPING = 50
 HELD_S = 3.0
 """What could be sent has been sent after so long; idle connections are counted instead."""
 
@@ -38,19 +37,17 @@ async def connect(address: str) -> trio.SocketStream:
     return await trio.open_tcp_stream(host, int(port))
 
 
-async def half_frames(address: str, done: Done) -> None:
-    """Send most of a large frame over each of many connections."""
-    total = (16 << 20) - 4
-    begun = total.to_bytes(4, "big") + (0).to_bytes(4, "big")
-    part = bytes(1 << 20)
+async def frames(address: str, done: Done, claimed_bytes: int = 0) -> None:
+    """Send a large frame over each of many connections: one of *claimed_bytes*, never whole."""
+    frame = bytearray(encode_command(request(RequestCode.HEART_BEAT, {}, bytes(15 << 20))))
+    if claimed_bytes:
+        frame[:4] = (claimed_bytes - 4).to_bytes(4, "big")
 
     async def one() -> None:
         try:
-            stream = await connect(address)
-            async with stream:
-                await stream.send_all(begun)
-                for _ in range(HALF_FRAME_BYTES >> 20):
-                    await stream.send_all(part)
+            async with await connect(address) as stream:
+                for at in range(0, len(frame), 1 << 20):
+                    await stream.send_all(frame[at : at + (1 << 20)])
                     done["mib"] += 1
                 await trio.sleep_forever()
         except (OSError, trio.BrokenResourceError):
@@ -71,25 +68,6 @@ async def idle(address: str, done: Done) -> None:
         except OSError:
             done["closed"] += 1
     await trio.sleep_forever()
-
-
-async def drip(address: str, done: Done) -> None:
-    """Send a frame one byte at a time."""
-    frame = encode_command(request(RequestCode.HEART_BEAT, {}, bytes(1000)))
-
-    async def one() -> None:
-        try:
-            stream = await connect(address)
-            for at in range(len(frame)):
-                await stream.send_all(frame[at : at + 1])
-                done["bytes"] += 1
-                await trio.sleep(0.1)
-        except (OSError, trio.BrokenResourceError):
-            done["closed"] += 1
-
-    async with trio.open_nursery() as nursery:
-        for _ in range(DRIPPING):
-            nursery.start_soon(one)
 
 
 def mutated(rng: random.Random) -> bytes:
@@ -136,16 +114,16 @@ async def mutate(address: str, done: Done) -> None:
 
 
 KINDS: dict[str, Callable[[str, Done], Awaitable[None]]] = {
-    "half-frames": half_frames,
+    "half-frames": partial(frames, claimed_bytes=16 << 20),
+    "whole-frames": frames,
     "idle": idle,
-    "drip": drip,
     "mutate": mutate,
 }
 
 
 async def main(kind: str, addresses: list[str]) -> None:
     """Attack each address until standard input ends."""
-    done: Done = dict.fromkeys(("mib", "opened", "closed", "bytes", "frames", "answers"), 0)
+    done: Done = dict.fromkeys(("mib", "opened", "closed", "frames", "answers"), 0)
     async with trio.open_nursery() as nursery:
         async with trio.open_nursery() as attacks:
             for address in addresses:

@@ -69,7 +69,7 @@ async def test_hostile_clients_end_nothing_and_slow_others_little(tmp_path: Path
         with trio.fail_after(HUNG_S):
             async with attacked(cluster) as load:
                 quiet_s = await load.p99_s(QUIET_SENDS)
-                for name in ("half-frames", "idle", "drip", "mutate"):
+                for name in ("half-frames", "whole-frames", "idle", "mutate"):
                     async with attack(name, *addresses) as done:
                         slow[name] = await load.p99_s(QUIET_SENDS)
                         await new_client_gets_in(cluster)

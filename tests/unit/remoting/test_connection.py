@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 from typing import Any
 
 import pytest
@@ -35,6 +36,18 @@ async def test_answer_reaches_its_call(linked: Linked) -> None:
     answer = await near.invoke(request(ECHO, {"k": "v"}, b"body"), 1)
     assert (answer.code, answer.ext, answer.body) == (0, {"k": "v"}, b"body")
     assert near.pending_calls == 0
+
+
+async def test_connections_that_wait_hold_no_frame(linked: Linked) -> None:
+    def commands() -> int:
+        return sum(isinstance(each, RemotingCommand) for each in gc.get_objects())
+
+    gc.collect()
+    before = commands()
+    near, _ = linked(None, table())
+    await near.invoke(request(ECHO, {}, b"body"), 1)
+    await trio.testing.wait_all_tasks_blocked()
+    assert commands() == before
 
 
 async def test_both_sides_ask_over_one_connection(linked: Linked) -> None:

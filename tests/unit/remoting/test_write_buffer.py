@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import weakref
 from dataclasses import dataclass, field
 
 import pytest
@@ -48,25 +49,42 @@ def buffer_over(socket: Socket, reasons: list[str] | None = None) -> WriteBuffer
     return WriteBuffer(socket, 30.0, sent=lambda: None, broken=noted.append)
 
 
+async def running(nursery: trio.Nursery, socket: Socket) -> WriteBuffer:
+    out = buffer_over(socket)
+    nursery.start_soon(out.run)
+    await trio.testing.wait_all_tasks_blocked()
+    return out
+
+
 async def test_write_buffer_sends_in_the_turn_of_the_put(
     nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
 ) -> None:
     socket = Socket()
-    out = buffer_over(socket)
-    nursery.start_soon(out.run)
-    await trio.testing.wait_all_tasks_blocked()
+    out = await running(nursery, socket)
     out.put(b"head", b"body")
     assert (bytes(socket.got), out.unsent_bytes, out.handed_total) == (b"headbody", 0, 8)
     assert socket.waited == 0
+
+
+async def test_write_buffer_that_waits_holds_no_part(
+    nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    class Body(bytearray): ...
+
+    out = await running(nursery, Socket(takes=[0]))
+    body = Body(b"x" * SEND_BYTES)
+    held = weakref.ref(body)
+    out.put(b"head", body)
+    del body
+    await trio.testing.wait_all_tasks_blocked()
+    assert (out.unsent_bytes, held()) == (0, None)
 
 
 async def test_write_buffer_joins_what_follows_in_a_burst(
     nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
 ) -> None:
     socket = Socket()
-    out = buffer_over(socket)
-    nursery.start_soon(out.run)
-    await trio.testing.wait_all_tasks_blocked()
+    out = await running(nursery, socket)
     for number in range(10):
         out.put(b"%d" % number, b"")
     assert bytes(socket.got) == b"0"
@@ -81,9 +99,7 @@ async def test_write_buffer_holds_until_it_is_released(
     nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
 ) -> None:
     socket = Socket()
-    out = buffer_over(socket)
-    nursery.start_soon(out.run)
-    await trio.testing.wait_all_tasks_blocked()
+    out = await running(nursery, socket)
     out.is_held = True
     out.put(b"one", b"")
     out.put(b"two", b"")
@@ -109,9 +125,7 @@ async def test_write_buffer_of_a_full_socket_hands_nothing_over(
     nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
 ) -> None:
     socket = Socket(takes=[0])
-    out = buffer_over(socket)
-    nursery.start_soon(out.run)
-    await trio.testing.wait_all_tasks_blocked()
+    out = await running(nursery, socket)
     out.put(b"head", b"body")
     assert (out.handed_total, out.unsent_bytes) == (0, 8)
     await trio.testing.wait_all_tasks_blocked()

@@ -396,6 +396,7 @@ async def test_engine_leaves_no_settled_send_to_the_collector() -> None:
     def slots() -> int:
         return sum(isinstance(each, SendSlot) for each in gc.get_objects())
 
+    gc.collect()
     before = slots()
     async with numbering() as (world, producer):
         await producer.send(Message("T", b"x"))
