@@ -20,6 +20,7 @@ import trio
 from dledger.client.admin.admin import Admin
 from dledger.client.admin.messages import MessageQueries
 from dledger.client.consumer.pull_consumer import PullConsumer
+from dledger.client.consumer.simple_consumer import SimpleConsumer
 from dledger.client.core.client_instance import ClientInstance
 from dledger.client.core.errors import ClientError, OffsetIllegalError
 from dledger.client.core.message import Message
@@ -36,6 +37,7 @@ from dledger.remoting.protocol.codes import RequestCode
 from dledger.remoting.protocol.command import request
 from dledger.remoting.protocol.headers import GetMaxOffsetHeader, UpdateConsumerOffsetHeader
 from dledger.remoting.protocol.outcome import outcome_of
+from dledger.services.retention import RETENTION_ATTRIBUTE
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -176,7 +178,7 @@ NAME: Final = "side"
 """Of the machine, its producers and its consumer group."""
 
 TOPIC: Final = "side"
-DELETED_TOPIC: Final = "side-deleted"
+DELETED_TOPIC, POPPERS, KEEPS = "side-deleted", "side-poppers", {RETENTION_ATTRIBUTE: "5000"}
 BROKER: Final = "sim"
 
 PAUSE_S: Final = 15.0
@@ -390,7 +392,7 @@ class SideWork:
     async def _delete_topic(
         self, instance: ClientInstance, producer: Producer, consumer: PullConsumer
     ) -> bool:
-        """Delete a topic, create it again, and read what is sent to the new one."""
+        """Delete a topic with messages out, create it again, and read what is sent to it."""
         admin = Admin(instance)
         queue = MessageQueue(DELETED_TOPIC, BROKER, 0)
         if self._generation:
@@ -400,7 +402,7 @@ class SideWork:
                     for act in (admin.delete_topic, admin.create_topic, admin.delete_topic):
                         nursery.start_soon(_try, act, DELETED_TOPIC)
             await admin.delete_topic(DELETED_TOPIC)
-        await admin.create_topic(DELETED_TOPIC, queue_nums=2)
+        await admin.create_topic(DELETED_TOPIC, queue_nums=2, attributes=KEEPS)
         self._generation += 1
         self._commits.forget(queue)
         await self._commits.look(consumer, queue)
@@ -409,6 +411,7 @@ class SideWork:
         body = f"generation {self._generation}".encode()
         result = await producer.send(Message(DELETED_TOPIC, body))
         read = await consumer.pull(result.message_queue, result.queue_offset, timeout_s=0.0)
+        await SimpleConsumer(instance, POPPERS, {DELETED_TOPIC: "*"}).receive(1, TURN_S * 6)
         if read.messages and read.messages[0].body != body:
             self._contradicts(f"{result} holds {read.messages[0].body[:40]!r}, not {body!r}")
         return bool(read.messages)
