@@ -274,17 +274,16 @@ class ClientTable(Generic[ChannelT]):
             self.unregister_producer(name, channel)
         return changed
 
-    def silent_since(self, before: float) -> set[ChannelT]:
-        """Return the connections whose newest heartbeat is older than *before*."""
-        newest: dict[ChannelT, float] = {}
-        tables: Iterable[dict[ChannelT, Client[ChannelT]]] = (
-            *(group.clients for group in self._consumers.values()),
-            *self._producers.values(),
-        )
-        for clients in tables:
-            for channel, client in clients.items():
-                newest[channel] = max(newest.get(channel, client.last_update), client.last_update)
-        return {channel for channel, seen in newest.items() if seen < before}
+    @property
+    def channels(self) -> list[ChannelT]:
+        """The connections that have clients."""
+        return list({**self._consumers_of, **self._producers_of})
+
+    def is_silent(self, channel: ChannelT, before: float) -> bool:
+        """Tell whether the newest heartbeat over a connection is older than *before*."""
+        consumers = (self._consumers[name].clients for name in self._consumers_of.get(channel, ()))
+        producers = (self._producers[name] for name in self._producers_of.get(channel, ()))
+        return all(each[channel].last_update < before for each in (*consumers, *producers))
 
 
 def _counted_as(client: Client[ChannelT], before: Client[ChannelT]) -> Client[ChannelT]:

@@ -47,7 +47,7 @@ from dledger.services.limits import (
     SUBSCRIPTIONS_PER_GROUP,
 )
 from dledger.services.pending_configs import KnownGroups, TopicView
-from dledger.waiting import Wakeup
+from dledger.waiting import ROWS_PER_TURN, Wakeup, call_in_turns
 
 SETTLE_S: Final = 30.0
 """RocketMQ's clients and ours send a heartbeat this often."""
@@ -164,8 +164,11 @@ class ClientsProcessor:
                 self._notify_members(self._notified_later)
             if now >= next_scan:
                 next_scan = now + SCAN_S
-                silent = self._clients.silent_since(now - SILENT_AFTER_S)
-                self._group.turns.call_each(self._take_out_silent, silent)
+                await call_in_turns(self._look_at, self._clients.channels, ROWS_PER_TURN)
+
+    def _look_at(self, connection: Connection) -> None:
+        if self._clients.is_silent(connection, self._clock.monotonic() - SILENT_AFTER_S):
+            self._group.turns.call_each(self._take_out_silent, [connection])
 
     def _take_out_silent(self, connection: Connection) -> None:
         logger.info("client_silent", peer=connection.peer_address)

@@ -40,9 +40,8 @@ MAX_MESSAGES_PER_ENTRY: Final = 4_096
 passes messages over counts as one: a new group may begin at the end of tens of thousands of queues.
 """
 
-MAX_REQUESTS_PER_ENTRY: Final = 512
-"""Requests looked at for one entry, 20 to 40 microseconds each, whether or not they get something:
-10 to 20 ms of the leader's event loop."""
+MAX_REQUESTS_PER_ENTRY: Final = 256
+"""Requests looked at for one entry, whether or not they get something: 10 ms of the event loop."""
 
 MAX_SCAN_COST_PER_ENTRY: Final = MAX_SCAN_COST
 """What filters may cost in one decision, over all its requests and queues: as much as in one pull,
@@ -214,7 +213,6 @@ class PopDecision:
     """Groups and topics of queues that may be received from a little later."""
     overdue: dict[PopKey, Overdue] = field(default_factory=dict)
     requests: int = 0
-    """Looked at so far, as the caller counts."""
     messages: int = 0
     dead_bytes: int = 0
     scan_cost: int = 0

@@ -31,7 +31,7 @@ from dledger.services.stored_record import StoredRecords
 from dledger.state.state_record import DelayProgressChange
 from dledger.waiting import Wakeup
 
-MAX_DELIVERIES_PER_ENTRY = 256
+MAX_DELIVERIES_PER_ENTRY = 128
 """Messages of one delivery entry, 10 ms or so: a leader sends heartbeats between two of them."""
 
 MAX_DELIVERY_BYTES = 1 << 20

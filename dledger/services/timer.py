@@ -48,7 +48,7 @@ from dledger.waiting import Wakeup
 HOUR_MS: Final = 3_600_000
 SECOND_MS: Final = 1000
 
-MAX_DELIVERIES_PER_ENTRY: Final = 256
+MAX_DELIVERIES_PER_ENTRY: Final = 128
 """Messages of one delivery entry, 10 ms or so: a leader sends heartbeats between two of them."""
 
 MAX_DELIVERY_BYTES: Final = 1 << 20
@@ -58,7 +58,7 @@ LOAD_UNITS: Final = 16_384
 """Units of the timer queue read in one go when a term begins, and of an hour sorted into seconds
 when it comes: some 5 ms."""
 
-ROLLED_OFFSETS: Final = 256
+ROLLED_OFFSETS: Final = 128
 """Offsets looked at in one go for messages that are to be rolled: as long as a delivery."""
 
 Offsets = npt.NDArray[np.int64]
@@ -322,9 +322,11 @@ class TimerMessageService:
     ) -> _Entry:
         """Claim *offsets*; return messages for one entry, and what does not go with them."""
         entry, size, records = _Entry(), 0, StoredRecords(self._group)
+        delivery: Delivery | None = None
         mine = self._mine = [each for each in offsets if self._claims.claim(each)]
         for offset, (position, record_bytes) in zip(mine, self._positions(mine), strict=True):
-            if records.is_tired or (entry.chosen and size + record_bytes > self._bytes_max):
+            is_over = records.is_tired or delivery is _YOUNG
+            if is_over or (entry.chosen and size + record_bytes > self._bytes_max):
                 entry.left.append(offset)
                 continue
             delivery = self._loop.build(records, position, partial(make, position, offset))

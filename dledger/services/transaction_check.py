@@ -39,7 +39,7 @@ from dledger.state.topics import PERM_READ, PERM_WRITE, TopicConfig
 from dledger.state.transactions import OpenHalf, TransactionDecision
 from dledger.waiting import ROWS_PER_TURN, Wakeup, call_in_turns
 
-CHECKS_PER_ENTRY = 256
+CHECKS_PER_ENTRY = 128
 """Half messages looked at in one turn, 10 ms or so: a leader sends heartbeats between two turns."""
 
 NAME = "transactions"

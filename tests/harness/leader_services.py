@@ -66,7 +66,7 @@ class ServedGroup:
                 for service in (*services, self.group.turns.run):
                     nursery.start_soon(service)
 
-    async def settle_kicked(self) -> None:
+    async def settle_kicked(self, pause_s: float = 0.01) -> None:
         """What is proposed and only kicked becomes an entry, as in a group with a disk."""
         propose = self.group.propose
         proposed = trio.Event()
@@ -88,7 +88,7 @@ class ServedGroup:
             while True:
                 await proposed.wait()
                 proposed = trio.Event()
-                await trio.sleep(0.01)
+                await trio.sleep(pause_s)
                 if self.group.waiting:
                     self.group.settle()
         finally:

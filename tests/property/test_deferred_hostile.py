@@ -20,12 +20,12 @@ from tests.harness.deferred_messages import Deferred
 from tests.harness.extent import EXTENT
 
 DRAWN_LIMITS = (
-    (schedule, "MAX_DELIVERIES_PER_ENTRY", (1, 2, 256)),
-    (timer, "MAX_DELIVERIES_PER_ENTRY", (1, 3, 256)),
-    (timer, "ROLLED_OFFSETS", (1, 5, 256)),
+    (schedule, "MAX_DELIVERIES_PER_ENTRY", (1, 2, 128)),
+    (timer, "MAX_DELIVERIES_PER_ENTRY", (1, 3, 128)),
+    (timer, "ROLLED_OFFSETS", (1, 5, 128)),
     (timer, "LONGEST_SLEEP_S", (1.0, 60.0)),
     (timer, "STALE_MAX", (0, 100_000)),
-    (transaction_check, "CHECKS_PER_ENTRY", (1, 2, 256)),
+    (transaction_check, "CHECKS_PER_ENTRY", (1, 2, 128)),
     (transaction_check, "STALE_PLANS", (0, 1024)),
 )
 

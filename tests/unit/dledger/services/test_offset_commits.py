@@ -73,28 +73,6 @@ def test_an_offset_answered_early_is_seen_until_it_is_applied(group: FakeGroup) 
     assert group.state.consumer_offset("g", "TBW102", 0) == 8
 
 
-async def test_many_offsets_are_proposed_in_turns(
-    autojump_clock: Any, tmp_path: Path, monkeypatch: Any
-) -> None:
-    monkeypatch.setattr(offset_commits, "OFFSETS_PER_TURN", 10)
-    group = FakeGroup(tmp_path, VirtualClock())
-    offsets = OffsetCommits(group, VirtualClock())
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(offsets.run)
-        for queue_id in range(35):
-            offsets.commit("g", "TBW102", queue_id, queue_id + 1)
-        await trio.sleep(1.1)
-        for stored in (10, 20, 30, 35):
-            assert group.waiting == 1
-            group.settle()
-            await trio.sleep(0.1)
-            assert len(group.state.consumer_offsets["g", "TBW102"]) == stored
-        assert group.waiting == 0
-        nursery.cancel_scope.cancel()
-    assert group.state.consumer_offsets["g", "TBW102"] == {i: i + 1 for i in range(35)}
-    group.close()
-
-
 @pytest.mark.parametrize("answers_early", [False, True])
 def test_a_read_finds_the_newest_offset_whatever_is_answered(
     group: FakeGroup, answers_early: bool

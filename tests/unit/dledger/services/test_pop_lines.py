@@ -55,13 +55,6 @@ def test_lines_are_found_by_group_and_topic() -> None:
     assert not any((lines._of_pair, lines._of_topic, lines._of_owner))
 
 
-def test_crowd_is_taken_in_turns() -> None:
-    lines = PopLines()
-    for _ in range(300):
-        lines.hold(ask("g", "T", -1))
-    assert [len(lines.take_expired(0.0)) for _ in range(3)] == [128, 128, 44]
-
-
 def test_requests_of_a_connection_are_found_until_they_end() -> None:
     lines, first, second = PopLines(), object(), object()
     held = [ask("g", "T", -1, first), ask("g", "U", -1, first), ask("g", "T", -1, second)]

@@ -16,7 +16,7 @@ from dledger.commitlog.errors import InvariantBroken
 from dledger.commitlog.properties import SCHEDULE_TOPIC
 from dledger.commitlog.record import encode_record
 from dledger.services.delayed_message import queue_of_level, with_real_destination
-from dledger.services.schedule import MAX_DELIVERIES_PER_ENTRY, ScheduleMessageService
+from dledger.services.schedule import ScheduleMessageService
 from dledger.state.state_record import DelayProgressChange, state_batch
 from tests.harness.broker import LEVELS_MS
 from tests.harness.leader_services import ServedGroup
@@ -169,19 +169,6 @@ async def test_nothing_is_polled_while_nothing_is_due(world: World, nursery: tri
     nursery.start_soon(world.serve)
     await trio.sleep(3600)
     assert 1 <= looks <= 62, "once a minute at most"
-
-
-async def test_a_backlog_is_delivered_in_bounded_entries(
-    world: World, nursery: trio.Nursery
-) -> None:
-    count = MAX_DELIVERIES_PER_ENTRY + 10
-    world.delay(1, *(b"%d" % i for i in range(count)))
-    await trio.sleep(5)
-    nursery.start_soon(world.serve)
-    before = world.group.log.last_index
-    await trio.sleep(0.1)
-    assert world.bodies() == [b"%d" % i for i in range(count)]
-    assert world.group.log.last_index == before + 2
 
 
 async def test_large_messages_are_delivered_in_entries_of_bounded_size(

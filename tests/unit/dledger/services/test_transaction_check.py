@@ -20,7 +20,7 @@ from dledger.remoting.protocol.headers import CheckTransactionStateHeader
 from dledger.remoting.protocol.topic_names import STATE_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC
 from dledger.services.half_message import HalfMessage
 from dledger.services.stored_record import StoredRecords
-from dledger.services.transaction_check import CHECKS_PER_ENTRY, Producers, TransactionCheckService
+from dledger.services.transaction_check import TransactionCheckService
 from dledger.settings.tables import BrokerTable, StoreTable
 from dledger.state.topics import TRANSACTIONS_QUEUE
 from dledger.state.transactions import TransactionDecision
@@ -66,16 +66,14 @@ class World(ServedGroup):
         """Bodies of what was given up."""
         return [bytes(record.body) for record in records(self.group, TRANS_CHECK_MAX_TIME_TOPIC, 0)]
 
-    async def serve(self, producers: Producers | None = None) -> None:
+    async def serve(self) -> None:
         """Run the service as a leadership does."""
         processors = self.broker.processors
-        if producers is None:
-            producers = CheckBack(processors.clients, self.broker.settings)
         service = TransactionCheckService(
             self.group,
             processors.topics,
             processors.transactions,
-            producers,
+            CheckBack(processors.clients, self.broker.settings),
             self.settings,
             self.store,
             clock=self.clock,
@@ -101,38 +99,6 @@ def asked(connection: FakeConnection) -> list[tuple[int, int]]:
         times = record.property_map["TRANSACTION_CHECK_TIMES"]
         found.append((header.tran_state_table_offset, int(times)))
     return found
-
-
-class Absent(trio.abc.Instrument):
-    """Producers that are not there; counts how often that is asked in each turn of a task."""
-
-    def __init__(self) -> None:
-        self.looks = [0]
-
-    def before_task_step(self, _task: object) -> None:
-        self.looks.append(0)
-
-    def is_there(self, group: str) -> bool:
-        del group
-        self.looks[-1] += 1
-        return False
-
-    def ask(self, half: HalfMessage, checks: int) -> bool:
-        raise AssertionError(f"{half} is asked for, {checks}")
-
-
-async def test_check_takes_many_turns_for_absent_producers(
-    world: World, nursery: trio.Nursery
-) -> None:
-    for _ in range(3 * CHECKS_PER_ENTRY):
-        begin(world.broker)
-    absent = Absent()
-    trio.lowlevel.add_instrument(absent)
-    nursery.start_soon(world.serve, absent)
-    await trio.sleep(10)
-    trio.lowlevel.remove_instrument(absent)
-    assert sum(absent.looks) == 3 * CHECKS_PER_ENTRY
-    assert max(absent.looks) == CHECKS_PER_ENTRY
 
 
 async def test_check_asks_the_producer_at_intervals(world: World, nursery: trio.Nursery) -> None:
