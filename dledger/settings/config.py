@@ -324,7 +324,7 @@ def _complete_hosts(reader: SettingsReader, own_host: str) -> None:
     if not values["server.listen_host"]:
         outside = values["broker.broker_ip1"] or own_host
         origin = "broker.broker_ip1" if values["broker.broker_ip1"] else "raft.peers"
-        if _is_loopback(outside):
+        if not outside or is_loopback(outside):
             bound = outside if ":" in outside else "127.0.0.1"
             reader.derive("server.listen_host", bound, "raft.peers")
         else:
@@ -352,7 +352,7 @@ def _warn(reader: SettingsReader) -> None:
     if values["broker.broker_role"] == "ASYNC_MASTER":
         reader.warn("broker.broker_role = ASYNC_MASTER: a fail-over may lose acknowledged messages")
     addresses = values["broker.namesrv_addr"]
-    far = [addr for addr in addresses if not _is_loopback(split_address(addr)[0])]
+    far = [addr for addr in addresses if not is_loopback(split_address(addr)[0])]
     if len(values["raft.peers"]) == 1 and far:
         reader.warn(
             f"raft.peers: a group of one, which registers at {far[0]}: what it acknowledges is on"
@@ -361,10 +361,6 @@ def _warn(reader: SettingsReader) -> None:
         )
     for comment in reader.comments:
         reader.warn(comment)
-
-
-def _is_loopback(host: str) -> bool:
-    return not host or is_loopback(host)
 
 
 def _conflicts(config: BrokerConfig) -> Iterator[tuple[str, str]]:
@@ -422,7 +418,7 @@ def _member_conflicts(config: BrokerConfig) -> Iterator[tuple[str, str]]:
     for peer in peers:
         if not (is_name(peer.id) and is_host(peer.host)):
             yield ("raft.peers", f"{peer} is no address that a member can be found at")
-    far = [peer for peer in peers if not _is_loopback(peer.host)]
+    far = [peer for peer in peers if not is_loopback(peer.host)]
     if len(peers) > 1 and far and not config.has_guarded_peers:
         yield (
             "raft.peers",

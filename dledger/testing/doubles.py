@@ -264,23 +264,21 @@ class MemoryNetwork:
         # What the machine's network does with a name: some are none, and end as no OSError.
         host.encode("idna")
         port.to_bytes(8, "big", signed=True)
-        address = (host, port)
+        address, where = (host, port), join_address(host, port)
         self.connects[address] += 1
         if address in self.silent:
             await trio.sleep(timeout_s)
-            raise TimeoutError(f"no connection to {join_address(host, port)} within {timeout_s} s")
+            raise TimeoutError(f"no connection to {where} within {timeout_s} s")
         listener = self._listener_at(address)
         if listener is None:
-            raise ConnectionRefusedError(errno.ECONNREFUSED, f"{join_address(host, port)} refused")
+            raise ConnectionRefusedError(errno.ECONNREFUSED, f"{where} refused")
         near, far = trio.testing.memory_stream_pair()
         here = (self._host, self._free_port())
         theirs = MemoryStream(far, here, address, latency_s=self._latency_s)
         try:
             await listener.arriving.send(theirs)
         except trio.BrokenResourceError as error:
-            raise ConnectionRefusedError(
-                errno.ECONNREFUSED, f"{join_address(host, port)} refused"
-            ) from error
+            raise ConnectionRefusedError(errno.ECONNREFUSED, f"{where} refused") from error
         return MemoryStream(near, address, here, latency_s=self._latency_s)
 
     def _listener_at(self, address: Address) -> MemoryListener | None:

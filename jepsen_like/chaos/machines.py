@@ -20,6 +20,7 @@ from dledger.jepsen_like.chaos.cluster import ChaosCluster
 from dledger.jepsen_like.chaos.limits import Flood, idle_connections
 from dledger.jepsen_like.chaos.loop_disk import LoopDisk
 from dledger.jepsen_like.nemesis.ground import CannotBeDone, FaultError
+from dledger.remoting.addresses import split_address
 from dledger.remoting.seams import Rng
 
 STATUS_TIMEOUT_S: Final = 1.0
@@ -329,8 +330,7 @@ class RealMember(RealMachine):
         flooded, self._flooded = self._flooded, None
         if not connections:
             return str(flooded or "")
-        host, _, port = self._node.address.rpartition(":")
-        manager = idle_connections(host, int(port), connections)
+        manager = idle_connections(*split_address(self._node.address), connections)
         self._flooded = await _in_thread(lambda: self._flood.enter_context(manager))
         return str(self._flooded)
 

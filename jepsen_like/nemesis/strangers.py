@@ -30,6 +30,7 @@ from dledger.raft.wire import (
     encode_cbor_head,
     encode_frame,
 )
+from dledger.remoting.addresses import join_address, split_address
 from dledger.remoting.client import RemotingClient
 from dledger.remoting.connection import Connection
 from dledger.remoting.errors import BadRequestError, RemotingError
@@ -114,10 +115,10 @@ class NameThief:
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Go on until cancelled; started when it has tried once at every NameServer."""
-        host, _, port = self._wanted.address.rpartition(":")
+        host, port = split_address(self._wanted.address)
         server = RemotingServer(self._network, self._answers())
         async with trio.open_nursery() as nursery:
-            await nursery.start(server.serve, host, int(port))
+            await nursery.start(server.serve, host, port)
             remoting = RemotingClient(nursery, self._network, connect_timeout_s=TIMEOUT_S)
             await self._attack(remoting)
             task_status.started()
@@ -348,7 +349,7 @@ class PeerStranger:
             doubtful=False,
             client_address="127.0.0.1:1",
             channel=self._one_of(("control", "data")),
-            peer=f"{host}:{port}",
+            peer=join_address(host, port),
         ).encode()
         if self._rng.random() < 0.2:
             said["peer"] = self._one_of(HOSTS)

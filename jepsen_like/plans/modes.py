@@ -41,6 +41,7 @@ SETTING_MODES: Final[dict[str, str]] = {
     "long_logs": "nothing is removed, and most sends are batches of large messages",
     "small_limits": "sessions, leases, timer loads, pulls and the log are as small as can be",
     "slow_listeners": "a push group whose listeners take long, and are killed meanwhile",
+    "ipv6": "NameServers, every second member and every second client have IPv6 addresses",
 }
 """Name and what is set; each counts as ``mode_<name>``, once for each run."""
 

@@ -23,6 +23,7 @@ from dledger.namesrv.config import NamesrvConfig, NamesrvTable, ServerTable
 from dledger.namesrv.name_server import NameServer, RouteCache
 from dledger.namesrv.route_table import RouteInfoManager
 from dledger.namesrv.server import serve_namesrv
+from dledger.remoting.addresses import join_address
 from dledger.remoting.protocol.signature import Credentials
 from dledger.settings.config import BrokerConfig
 
@@ -61,7 +62,7 @@ class NameServerNode(Node):
     @property
     def endpoint(self) -> str:
         """``host:port``."""
-        return f"{self.address}:9876"
+        return join_address(self.address, 9876)
 
     async def _serve(self, process: Process) -> None:
         accounts = ACCOUNTS_PATH if ACCOUNTS_PATH in self.files else ""

@@ -136,6 +136,7 @@ def world_settings(plan: Plan) -> WorldSettings:
         election_timeout_ms=settings.election_ms,
         segment_bytes=settings.segment_bytes,
         has_accounts="access_control" in plan.modes,
+        has_ipv6="ipv6" in plan.modes,
         checkpoint_interval_ms=settings.checkpoint_ms,
         rpc_timeout_s=RPC_TIMEOUT_S,
         sessions_max=settings.sessions_max or SESSIONS_MAX,

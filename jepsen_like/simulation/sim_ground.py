@@ -22,6 +22,7 @@ from dledger.jepsen_like.simulation.world import World
 from dledger.jepsen_like.workloads.clients import WorkloadClients
 from dledger.jepsen_like.workloads.recorder import BROKER, TOPIC
 from dledger.processors.raft import MembershipChanges
+from dledger.remoting.addresses import join_address
 
 POINT_WAIT_S: Final = 10.0
 """How long a kill waits for the disk to do something."""
@@ -251,7 +252,8 @@ class SimGround:
         """Run a thief of the broker name on a machine of its own."""
 
         def thief(machine: ClientNode, process: Process) -> NameThief:
-            wanted = Wanted("Sim", BROKER, f"{machine.address}:{THIEF_PORT}", (TOPIC,), identity)
+            address = join_address(machine.address, THIEF_PORT)
+            wanted = Wanted("Sim", BROKER, address, (TOPIC,), identity)
             servers = [server.endpoint for server in self._world.name_servers.values()]
             return NameThief(process.network, process.clock, wanted, servers)
 

@@ -296,6 +296,7 @@ class SimNetwork:
     async def connect(self, source: Host, host: str, port: int, timeout_s: float) -> SimStream:
         """Open a connection; see `NodeNetwork.connect`."""
         time, deadline_s = self.time, self.time.now_s + timeout_s
+        where = join_address(host, port)
         target = self.by_address.get(host)
         if target is None:
             await time.sleep(LATENCY_S)
@@ -308,13 +309,11 @@ class SimNetwork:
             if target.is_up and not (there.is_cut or back.is_cut) and gate.is_open:
                 break
             if time.now_s >= deadline_s:
-                raise TimeoutError(
-                    f"no connection to {join_address(host, port)} within {timeout_s} s"
-                )
+                raise TimeoutError(f"no connection to {where} within {timeout_s} s")
             await time.sleep(min(SYN_AGAIN_S, max(0.0, deadline_s - time.now_s)))
         listener = target.listeners.get(port)
         if listener is None:
-            raise ConnectionRefusedError(errno.ECONNREFUSED, f"{join_address(host, port)} refused")
+            raise ConnectionRefusedError(errno.ECONNREFUSED, f"{where} refused")
         self.connections = number = self.connections + 2
         source.next_port = local_port = 50_000 + (source.next_port - 49_999) % 15_000
         here = (source.address, local_port)

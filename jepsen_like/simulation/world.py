@@ -45,9 +45,11 @@ from dledger.jepsen_like.simulation.world_settings import (
     ACCOUNTS_PATH,
     CREDENTIALS_PATH,
     OWNER,
+    SECRET_PATH,
     WorldSettings,
     account_files,
 )
+from dledger.remoting.addresses import join_address
 from dledger.settings.config import BrokerConfig, load_config
 
 T = TypeVar("T")
@@ -141,27 +143,33 @@ class World:
         self._numbers = 0
         for index in range(settings.name_servers):
             name = f"ns{index}"
-            address = f"10.0.1.{index + 1}"
+            address = f"fd00:1::{index + 1}" if settings.has_ipv6 else f"10.0.1.{index + 1}"
             self.name_servers[name] = NameServerNode(self, name, self._number(), address)
         for index in range(settings.brokers):
             name = f"n{index}"
             config = self._broker_config(name)
-            address = _broker_address(index)
+            address = self._broker_address(index)
             self.brokers[name] = BrokerNode(self, name, self._number(), address, config)
-        if settings.has_accounts:
-            for node in (*self.name_servers.values(), *self.brokers.values()):
-                node.files = account_files()
+        for node in (*self.name_servers.values(), *self.brokers.values()):
+            node.files = {SECRET_PATH: bytes(64)} if settings.has_ipv6 else {}
+            node.files |= account_files() if settings.has_accounts else {}
 
     def _number(self) -> int:
         self._numbers += 1
         return self._numbers
 
+    def _broker_address(self, index: int) -> str:
+        """On loopback, where a group needs no secret; IPv6 has one address there."""
+        is_ipv6 = self.settings.has_ipv6 and not index % 2
+        return f"fd00::{index + 1}" if is_ipv6 else f"127.0.0.{index + 1}"
+
     def _broker_config(self, name: str) -> BrokerConfig:
         settings = self.settings
         index = int(name[1:])
-        address = _broker_address(index)
+        address = self._broker_address(index)
         peers = ";".join(
-            f"n{number}-{_broker_address(number)}:{PEER_PORT}" for number in range(settings.brokers)
+            f"n{number}-{join_address(self._broker_address(number), PEER_PORT)}"
+            for number in range(settings.brokers)
         )
         options: dict[str, object] = {
             "broker.cluster_name": "Sim",
@@ -185,6 +193,7 @@ class World:
             "raft.heartbeat_interval_ms": str(settings.heartbeat_ms),
             "raft.max_entry_bytes": str(settings.segment_bytes // 2),
             "raft.checkpoint_interval_ms": str(settings.checkpoint_interval_ms),
+            **({"raft.secret_file": SECRET_PATH} if settings.has_ipv6 else {}),
             **(_ACCESS_OPTIONS if settings.has_accounts else {}),
             **settings.options,
         }
@@ -232,9 +241,10 @@ class World:
         node = self.clients.get(name)
         if node is None:
             number = self._number()
-            node = self.clients[name] = ClientNode(
-                self, name, number, f"10.0.{2 + number // 256}.{number % 256}"
-            )
+            address = f"10.0.{2 + number // 256}.{number % 256}"
+            if self.settings.has_ipv6 and number % 2:
+                address = f"fd00:2::{number:x}"
+            node = self.clients[name] = ClientNode(self, name, number, address)
             node.credentials = OWNER if self.settings.has_accounts else None
         return node
 
@@ -417,11 +427,6 @@ class World:
         self.is_over = True
         for node in self.nodes.values():
             node.kill()
-
-
-def _broker_address(index: int) -> str:
-    """On loopback, where a group needs no secret."""
-    return f"127.0.0.{index + 1}"
 
 
 def _is_scrubbed(node: BrokerNode) -> bool:

@@ -26,6 +26,7 @@ class WorldSettings:
         heartbeat_ms, election_timeout_ms: Slow: a simulated second costs what happens in it.
         options: Settings of the brokers over all others, ``table.name`` to value.
         has_accounts: Brokers and NameServers check signatures, see `accounts`.
+        has_ipv6: NameServers, every second member and every second client have IPv6 addresses.
         sessions_max, timer_load_units: Limits of brokers that are no settings, see `serve_broker`.
         compare_state_every: Tables are compared at every such applied index.
     """
@@ -40,6 +41,7 @@ class WorldSettings:
     route_poll_s: float = 30.0
     rpc_timeout_s: float = 3.0
     has_accounts: bool = False
+    has_ipv6: bool = False
     sessions_max: int = SESSIONS_MAX
     timer_load_units: int = LOAD_UNITS
     compare_state_every: int = 64
@@ -48,6 +50,7 @@ class WorldSettings:
 
 ACCOUNTS_PATH: Final = "/access/accounts.toml"
 CREDENTIALS_PATH: Final = "/access/credentials.toml"
+SECRET_PATH: Final = "/access/peers.secret"
 
 OWNER: Final = Credentials("owner-of-all", "secret-of-the-owner")
 READER: Final = Credentials("reader-of-one", "secret-of-the-reader")

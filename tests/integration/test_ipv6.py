@@ -94,11 +94,8 @@ async def test_a_deployment_stands_on_ipv6_alone(tmp_path: Path) -> None:
                 (HOST, proxy_port)
             ]
             assert (await proxy.send(message("by proxy"))).status.code == pb.OK
-        assert await bodies_at(names, "Orders") == [
-            *(b"before%d" % number for number in range(3)),
-            *(b"after%d" % number for number in range(3)),
-            b"by proxy",
-        ]
+        sent = [b"%b%d" % (when, number) for when in (b"before", b"after") for number in range(3)]
+        assert await bodies_at(names, "Orders") == [*sent, b"by proxy"]
         shown = await shown_by("cluster", "ls", "--namesrv", names)
         assert cluster.brokers[second].address in shown
         assert "leader" in await shown_by("raft", "status", "--namesrv", names)

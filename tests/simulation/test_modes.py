@@ -8,10 +8,12 @@ from typing import Any
 import msgspec
 import pytest
 
+from dledger import proposals
 from dledger.client.core.message import Message
 from dledger.client.core.message_ext import MessageExt, SendResult
 from dledger.client.core.route import MessageQueue
 from dledger.client.producer.producer import Producer
+from dledger.commitlog.entry import RecordBatch
 from dledger.jepsen_like.checkers.all_checks import check_everything
 from dledger.jepsen_like.plans.draw import SHAPES
 from dledger.jepsen_like.plans.modes import SETTING_MODES, SIDE_MODES, STEP_MODES, in_modes
@@ -19,6 +21,7 @@ from dledger.jepsen_like.plans.plan import Kind, Plan, Settings, Step, Workload
 from dledger.jepsen_like.plans.promised import promised
 from dledger.jepsen_like.simulation import side_services
 from dledger.jepsen_like.simulation.play import Played, play
+from dledger.state.state_record import with_hosts
 from tests.harness.fast_part import gate_part
 
 pytestmark = pytest.mark.slow
@@ -44,6 +47,19 @@ def test_work_beside_the_workload_breaks_nothing() -> None:
     done = {mode for mode in SIDE_MODES if played.sometimes[f"mode_{mode}"]}
     assert len(done) >= 4, played.sometimes
     assert not any(played.sometimes[f"mode_{mode}"] for mode in SETTING_MODES)
+
+
+def test_members_of_both_families_break_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    hosts: set[int] = set()
+
+    def noted(batch: RecordBatch, store_host: bytes) -> RecordBatch:
+        hosts.add(len(store_host))
+        return with_hosts(batch, store_host)
+
+    monkeypatch.setattr(proposals, "with_hosts", noted)
+    played = play(in_modes(PLAN, (*PLAN.modes, "ipv6")))
+    assert played.is_valid, played.verdict.reason
+    assert 20 in hosts
 
 
 def _only(mode: str, duration_ms: int = 60_000) -> Plan:

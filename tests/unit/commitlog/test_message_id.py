@@ -32,10 +32,6 @@ def test_a_uniq_key_holds_address_process_salt_time_and_counter() -> None:
     assert factory.create(now_ms) == "0A000001" + "2345" + "CAFEBABE" + "00001234" + "0001"
 
 
-def test_a_uniq_key_of_an_ipv6_host_has_56_characters() -> None:
-    assert len(UniqKeyFactory(bytes(16), 1, 2).create(NOVEMBER_2026_MS)) == 56
-
-
 def test_uniq_key_time_follows_month_and_clock() -> None:
     factory = UniqKeyFactory(bytes(4), 0, 0)
     day_ms = 86_400_000

@@ -5,7 +5,6 @@ import zlib
 import pytest
 
 from dledger.commitlog.errors import CorruptRecordError, LocalProtocolError
-from dledger.commitlog.properties import encode_properties
 from dledger.commitlog.record import (
     MAGIC_V1,
     MAGIC_V2,
@@ -145,12 +144,6 @@ def test_changed_body_is_found_unless_unchecked() -> None:
     with pytest.raises(CorruptRecordError, match="checksum"):
         decode_record(raw)
     assert decode_record(raw, check_crc=False).body == b"iello0"
-
-
-def test_a_decoded_record_offers_its_properties() -> None:
-    properties = {"TAGS": "TagA", "KEYS": "a b"}
-    record = decode_record(golden(properties=encode_properties(properties)))
-    assert record.property_map == properties
 
 
 def test_the_body_is_a_view_of_the_buffer() -> None:
