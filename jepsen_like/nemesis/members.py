@@ -169,8 +169,8 @@ class MemberChanges:
         if chosen is None:  # three are enough for the simplest one
             change = Change.REMOVE_ABSENT
             chosen = choose(change, leader or "", voters, order)
-        if chosen is None:
-            event.detail = f"skipped: {len(voters)} voters are too few"
+        if chosen is None or +self.away:  # two minorities may be a majority
+            event.detail = f"skipped: {len(voters)} voters are too few, or some are away"
             return
         if chosen.removed and not self.may_remove(chosen.removed, len(voters)):
             event.detail = "skipped: what is left of a small list must keep its disks"
