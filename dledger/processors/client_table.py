@@ -280,10 +280,11 @@ class ClientTable(Generic[ChannelT]):
         return list({**self._consumers_of, **self._producers_of})
 
     def is_silent(self, channel: ChannelT, before: float) -> bool:
-        """Tell whether the newest heartbeat over a connection is older than *before*."""
+        """Tell whether a connection has clients, and their newest heartbeat is before *before*."""
         consumers = (self._consumers[name].clients for name in self._consumers_of.get(channel, ()))
         producers = (self._producers[name] for name in self._producers_of.get(channel, ()))
-        return all(each[channel].last_update < before for each in (*consumers, *producers))
+        seen = [each[channel].last_update for each in (*consumers, *producers)]
+        return bool(seen) and max(seen) < before
 
 
 def _counted_as(client: Client[ChannelT], before: Client[ChannelT]) -> Client[ChannelT]:

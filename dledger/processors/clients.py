@@ -47,7 +47,7 @@ from dledger.services.limits import (
     SUBSCRIPTIONS_PER_GROUP,
 )
 from dledger.services.pending_configs import KnownGroups, TopicView
-from dledger.waiting import ROWS_PER_TURN, Wakeup, call_in_turns
+from dledger.waiting import CALLS_PER_TURN, Wakeup, call_in_turns
 
 SETTLE_S: Final = 30.0
 """RocketMQ's clients and ours send a heartbeat this often."""
@@ -164,13 +164,11 @@ class ClientsProcessor:
                 self._notify_members(self._notified_later)
             if now >= next_scan:
                 next_scan = now + SCAN_S
-                await call_in_turns(self._look_at, self._clients.channels, ROWS_PER_TURN)
-
-    def _look_at(self, connection: Connection) -> None:
-        if self._clients.is_silent(connection, self._clock.monotonic() - SILENT_AFTER_S):
-            self._group.turns.call_each(self._take_out_silent, [connection])
+                await call_in_turns(self._take_out_silent, self._clients.channels, CALLS_PER_TURN)
 
     def _take_out_silent(self, connection: Connection) -> None:
+        if not self._clients.is_silent(connection, self._clock.monotonic() - SILENT_AFTER_S):
+            return
         logger.info("client_silent", peer=connection.peer_address)
         self._closed(connection)
         connection.close("no heartbeat")

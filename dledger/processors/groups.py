@@ -172,7 +172,7 @@ class SubscriptionGroupsProcessor:
         change = SubscriptionGroupsChange(delete=(name,), forget=(name,) if forget else ())
         propose_change(connection, command, self._group, change, self._topics.pending_groups)
         if forget:
-            self._offsets.drop_of(0, name)
+            self._offsets.drop_all(group=name)
         return DEFERRED
 
     @handles(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, limit=Limit.ADMIN, rule=SIGNED)

@@ -143,7 +143,7 @@ class TopicsProcessor:
             TopicsChange(delete=(topic,), asked_by=requester),
             self._topics.pending,
         )
-        self._offsets.drop_of(1, topic)
+        self._offsets.drop_all(topic=topic)
         return DEFERRED
 
     @handles(RequestCode.GET_ALL_TOPIC_CONFIG, limit=Limit.ADMIN, rule=SIGNED)

@@ -217,9 +217,9 @@ class OffsetCommits:
             }
         return sorted(topics)
 
-    def drop_of(self, place: int, name: str) -> None:
-        """Forget what waits of a group, place 0, or in a topic, place 1: it is being removed."""
-        for slot in [slot for slot in self._dirty if slot[place] == name]:
+    def drop_all(self, *, group: str | None = None, topic: str | None = None) -> None:
+        """Forget what waits of a group, or in a topic: it is being removed."""
+        for slot in [slot for slot in self._dirty if group == slot[0] or topic == slot[1]]:
             del self._dirty[slot]
 
     def flush(self) -> None:

@@ -127,7 +127,6 @@ async def test_attack_with_an_uncarriable_body_costs_no_neighbour(
     cluster: LocalCluster,
 ) -> None:
     leader = cluster.brokers[await cluster.wait_leader()]
-    proxy = next(iter(cluster.proxies.values()))
     await create(cluster, "Mixed")
     commands = [
         request(
@@ -143,7 +142,7 @@ async def test_attack_with_an_uncarriable_body_costs_no_neighbour(
         ]
     ]  # fmt: skip
     received: set[bytes] = set()
-    with trio.fail_after(HUNG_S), called(proxy.address) as client:
+    with trio.fail_after(HUNG_S), called(cluster.proxies["proxy0"].address) as client:
         async with attacked(cluster):
             assert {answer.code for answer in await ask(leader.address, *commands)} == {0}
             while not received >= set(GOOD):
@@ -154,7 +153,6 @@ async def test_attack_with_an_uncarriable_body_costs_no_neighbour(
 
 
 async def test_attack_with_large_requests_takes_no_memory(cluster: LocalCluster) -> None:
-    proxy = next(iter(cluster.proxies.values()))
     stored: list[str] = []
 
     async def send(address: str, number: int) -> None:
@@ -165,7 +163,7 @@ async def test_attack_with_large_requests_takes_no_memory(cluster: LocalCluster)
     with trio.fail_after(HUNG_S):
         async with attacked(cluster), trio.open_nursery() as nursery:
             for number in range(LARGE_BODIES):
-                nursery.start_soon(send, proxy.address, number)
+                nursery.start_soon(send, cluster.proxies["proxy0"].address, number)
     assert set(stored) <= {"OK", "TOO_MANY_REQUESTS"}
 
 

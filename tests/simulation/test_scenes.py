@@ -39,7 +39,7 @@ def test_list_whose_writer_is_cut_off_before_one_answer(seed: int) -> None:
                 writers.append(node.name)
                 world.nursery.start_soon(cut_off, world, node.name)
 
-        world.checks.lists.after_step = after_step  # type: ignore[method-assign]
+        world.checks.lists.after_step = after_step  # type: ignore[method-assign]  # sees lists
 
     async def cut_off(world: World, name: str) -> None:
         world.network.cut_between([name], [other for other in world.brokers if other != name])

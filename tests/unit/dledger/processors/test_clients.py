@@ -248,6 +248,8 @@ async def test_a_silent_client_is_taken_out(tmp_path: Any) -> None:
             beat(broker, alive, SubscriptionData("T"), client_id="c2")
         assert silent.closed == "no heartbeat"
         assert not alive.closed
+        left: Any = silent  # a connection without clients is not silent: it stays
+        assert not broker.processors.clients.is_silent(left, trio.current_time())
         consumers = present(broker.processors.clients.consumer_group("g"))
         assert [client.client_id for client in consumers.clients.values()] == ["c2"]
         nursery.cancel_scope.cancel()
