@@ -157,8 +157,8 @@ async def soak(
         float, Parameter(help="Simulated seconds of faults per plan; 0: 1800, with --guided 300.")
     ] = 0.0,
     at_least: Annotated[
-        int, Parameter(help="Fail when a counter of rare events stays below this.")
-    ] = 0,
+        float, Parameter(help="Fail when a rare event is rarer than this in a simulated hour.")
+    ] = 0.0,
     guided: Annotated[
         bool, Parameter(help="Prefer plans that combine faults and events not seen together yet.")
     ] = False,
@@ -211,7 +211,7 @@ async def soak(
     for report in totals.failed[:FAILURES_SHOWN]:
         await _keep_apart(report, order, keep)
     if missing:
-        note(f"seen less than {at_least} times: {missing}")
+        note(f"seen less than {at_least} times in a simulated hour: {missing}")
     if modes and output != "json" and (undrawn := totals.never_drawn()):
         note(f"never drawn: {', '.join(undrawn)}")
     if totals.without_verdict:

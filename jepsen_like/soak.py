@@ -97,9 +97,10 @@ class Totals:
         """Simulated seconds per CPU second."""
         return self.simulated_s / self.cpu_s if self.cpu_s else 0.0
 
-    def missing(self, at_least: int) -> dict[str, int]:
-        """Return what happened less often than *at_least*, with how often."""
-        return {name: self.sometimes[name] for name in SOMETIMES if self.sometimes[name] < at_least}
+    def missing(self, per_hour: float) -> dict[str, int]:
+        """Return what happened less often than *per_hour* in simulated time, with how often."""
+        floor = per_hour * self.simulated_s / 3_600
+        return {name: self.sometimes[name] for name in SOMETIMES if self.sometimes[name] < floor}
 
     def never_drawn(self) -> list[str]:
         """Return faults and modes of long runs that no plan has had so far."""
