@@ -164,9 +164,7 @@ class SubscriptionGroupsProcessor:
         name = header.group_name
         forget = bool(header.clean_offset or header.remove_offset)
         state = self._group.state
-        is_there = name in state.subscription_groups or any(
-            group == name for _, group in state.request_modes
-        )
+        is_there = name in state.subscription_groups or name in state.request_modes.keys_of[1]
         if not is_there and not forget and not len(self._topics.pending_groups):
             return nothing_to_change(self._group, connection, command)
         change = SubscriptionGroupsChange(delete=(name,), forget=(name,) if forget else ())
@@ -272,7 +270,7 @@ class ConsumeStatsProcessor:
     async def _of_broker(self, command: RemotingCommand, is_order: bool) -> RemotingCommand:
         body = ConsumeStatsList(broker_addr=self._settings.address)
         require_leader(self._group)
-        for name in sorted(self._group.state.topics_of):
+        for name in sorted(self._group.state.consumer_offsets.keys_of[0]):
             found: list[ConsumeStats] = []
             for topic in self._topics_of(name):
                 if topic.order != is_order:
@@ -313,7 +311,9 @@ class ConsumeStatsProcessor:
 
     def _topics_of(self, group_name: str) -> list[TopicConfig]:
         """Return the topics a group has offsets of and, while it is online, still wants."""
-        names = sorted(self._group.state.topics_of.get(group_name, ()))
+        names = sorted(
+            topic for _, topic in self._group.state.consumer_offsets.keys_with(0, group_name)
+        )
         online = self._clients.consumer_group(group_name)
         if online is not None and online.subscriptions:
             names = [

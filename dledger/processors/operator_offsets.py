@@ -124,7 +124,7 @@ class ResetOffsetsProcessor:
         header = ResetOffsetHeader.decode(command.ext)
         require_leader(self._group)
         state = self._group.state
-        is_out = any(key[:2] == (header.group, header.topic) for key in state.pops)
+        is_out = any(topic == header.topic for _, topic, _ in state.pops.keys_with(0, header.group))
         if is_out or self._pops.receives(header.group, header.topic):
             return when_current(
                 self._group, connection, command, lambda: self._store(connection, command, header)

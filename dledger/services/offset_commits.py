@@ -155,7 +155,7 @@ class OffsetCommits:
         """
         state = self._group.state
         if (group, topic) not in state.consumer_offsets:
-            of_group = len(state.topics_of.get(group, ()))
+            of_group = len(state.consumer_offsets.keys_with(0, group))
             check_limit(self._settings, "max_group_topics", len(state.consumer_offsets))
             check_limit(self._settings, "max_topics_per_group", of_group)
             self._shares.make(Made.GROUP_TOPIC, account, group, topic)
@@ -210,7 +210,7 @@ class OffsetCommits:
 
     def topics_of(self, group: str) -> list[str]:
         """Return the topics that a consumer group has offsets in, sorted."""
-        topics = set(self._group.state.topics_of.get(group, ()))
+        topics = {topic for _, topic in self._group.state.consumer_offsets.keys_with(0, group)}
         if self._leads():
             topics |= {
                 topic for name, topic, _ in (*self._dirty, *self._in_flight) if name == group

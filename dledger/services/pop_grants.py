@@ -41,10 +41,6 @@ PASSED_OVER_MS: Final = 200
 commit of the group was at work there, because too many messages were out, or because what was
 decided could not be stored."""
 
-COUNT_S: Final = 1.0
-"""How often messages that are out are counted; in between those handed out are added, and none is
-taken off. The number is compared with a limit alone."""
-
 SET_ASIDE_S: Final = 10.0
 """After so long a copy for a dead letter topic is tried again that could not be made."""
 
@@ -82,7 +78,6 @@ class PopGrants(OneEntryAtATime[PopAsk, PopDecision]):
         self._woken: dict[LineKey, None] = {}
         self._due = DueTimes()
         self._recent = RecentPairs()
-        self._out = (0, float("-inf"))
         self._set_aside: set[SpentKey] = set()
         self._set_aside_until = 0.0
         self._moved = Wakeup()
@@ -199,7 +194,7 @@ class PopGrants(OneEntryAtATime[PopAsk, PopDecision]):
                 self._group.state.pops,
                 self._reader,
                 now_ms,
-                self._count_out(),
+                self._group.state.pops.total,
                 self._spent_without_copy(),
             )
             taken, refused = list[PopAsk](), list[PopAsk]()
@@ -213,7 +208,6 @@ class PopGrants(OneEntryAtATime[PopAsk, PopDecision]):
                     self._woken.pop(line, None)
             self._look_again(decision.passed_over, now_ms)
             self._propose(taken, decision)
-            self._out = (decision.out, self._out[1])
             # Not before: a read barrier applies what is committed, which wakes held requests, and
             # they would be decided beside this decision, on a state that it has not seen.
             for ask in refused:
@@ -228,14 +222,6 @@ class PopGrants(OneEntryAtATime[PopAsk, PopDecision]):
         for pair in pairs:
             if self._lines.of_pair(pair) and self._due.note(pair, now_ms + PASSED_OVER_MS):
                 self._moved.set()
-
-    def _count_out(self) -> int:
-        count, since = self._out
-        now = self._clock.monotonic()
-        if now - since >= COUNT_S:
-            count = sum(len(row.out) for row in self._group.state.pops.values())
-            self._out = (count, now)
-        return count
 
     def _spent_without_copy(self) -> set[SpentKey]:
         now = self._clock.monotonic()

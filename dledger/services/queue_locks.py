@@ -260,9 +260,6 @@ class QueueLocks(OneEntryAtATime[_Waiting, Decision]):
         self._leases = Leases(lease_s)
         self._next_sweep_s = 0.0
         self._unswept: Iterator[LockKey] = iter(())
-        self._keys: dict[str, list[LockKey]] = {}
-        self._keys_index = 0
-        """The change of locks that `_keys` has them of."""
 
     def lock(self, client_id: str, keys: Sequence[LockKey], on_done: OnLocked) -> None:
         """Lock *keys* for a client, or renew what it holds; the others stay with their holders.
@@ -313,7 +310,8 @@ class QueueLocks(OneEntryAtATime[_Waiting, Decision]):
     def holds_any(self, group: str) -> bool:
         """Return whether a client of *group* has a queue, or is being given one."""
         self._leads()
-        return any(self.is_held(key) for key in self._keys_of(group)) or any(
+        locks = self._group.state.queue_locks
+        return any(self.is_held(key) for key in locks.keys_with(0, group)) or any(
             self.is_held(key) for key in self._changing if key[0] == group
         )
 
@@ -321,16 +319,6 @@ class QueueLocks(OneEntryAtATime[_Waiting, Decision]):
     def _changing(self) -> Collection[LockKey]:
         """The queues that the entry under way changes."""
         return () if self._entry is None else self._entry.decision.changing
-
-    def _keys_of(self, group: str) -> list[LockKey]:
-        """Return the queues of a group that have a lock; those that went with a topic are there."""
-        state = self._group.state
-        if self._keys_index != state.queue_locks_index:
-            self._keys = {}
-            for key in state.queue_locks:
-                self._keys.setdefault(key[0], []).append(key)
-            self._keys_index = state.queue_locks_index
-        return self._keys.get(group, [])
 
     def on_applied(self, _touched: Sequence[QueueTouched]) -> None:
         """See whether what is in flight has arrived; to be put into the group's `on_applied`."""

@@ -302,7 +302,7 @@ def _apply_change(
                 tables.queue_locks.drop_of(0, name)
             for name in forget:
                 tables.pops.drop_of(0, name)
-                tables.drop_offsets([(name, topic) for topic in tables.topics_of.get(name, ())])
+                tables.consumer_offsets.drop_of(0, name)
         case ConsumerOffsetsChange(offsets):
             for group_name, topics in offsets.items():
                 for topic, queues in topics.items():
@@ -385,9 +385,9 @@ def _apply_pop(tables: StateTables, change: PopChange, header: EntryHeader) -> N
 def _delete_topic(tables: StateTables, topic: str, position: int) -> None:
     tables.set_topic(topic, None, position)
     tables.drop_queues(topic)
-    tables.drop_offsets([(group, topic) for group in tables.groups_of.get(topic, ())])
-    for table, place in ((tables.queue_locks, 1), (tables.pops, 1), (tables.request_modes, 0)):
-        table.drop_of(place, topic)
+    for table in (tables.consumer_offsets, tables.queue_locks, tables.pops):
+        table.drop_of(1, topic)
+    tables.request_modes.drop_of(0, topic)
 
 
 # -------------------------------------------------------------------- entries that are read at once

@@ -279,9 +279,11 @@ POPS: Final = Form[PopKey, PopRow](
     copied=PopRow.copied,
     encoded=PopRowCopy.to_state,
     decoded=PopRow.from_state,
+    names=(0, 1),
+    parts=lambda row: len(row.out),
 )
 REQUEST_MODES: Final = Form[tuple[str, str], RequestMode](
-    "request_modes", tuple[str, str], RequestMode
+    "request_modes", tuple[str, str], RequestMode, names=(0, 1)
 )
 """By topic and consumer group."""
 

@@ -29,7 +29,7 @@ class QueueLock(NamedTuple):
     token: int
 
 
-QUEUE_LOCKS: Final = Form[LockKey, QueueLock]("queue_locks", LockKey, QueueLock)
+QUEUE_LOCKS: Final = Form[LockKey, QueueLock]("queue_locks", LockKey, QueueLock, names=(0, 1))
 
 
 class LockGrant(NamedTuple):

@@ -48,6 +48,8 @@ class Form(Generic[K, R]):
         in_order: The order of the rows is state: a row that is set is the last. The order of
             other tables depends on the replica, and a snapshot has their rows sorted.
         is_hint: The rows only save work, and may differ between equal tables.
+        names: Places in a key; rows are found by the name that stands there.
+        parts: How many parts a row has; `Table.total` has the sum.
     """
 
     name: str
@@ -58,6 +60,8 @@ class Form(Generic[K, R]):
     decoded: Callable[[Any], R] = as_it_is
     in_order: bool = False
     is_hint: bool = False
+    names: tuple[int, ...] = ()
+    parts: Callable[[R], int] | None = None
 
     def table(self) -> Table[K, R]:
         """Return an empty table."""
@@ -80,42 +84,79 @@ class Table(dict[K, R]):
 
     Attributes:
         changed: Keys of rows that changed since the last cut, the newest change last.
+        keys_of: Of each of the form's `names`: name → keys that have it, in the order they came; no
+            name without a key.
+        total: Sum of the form's `parts`.
     """
 
-    __slots__ = ("changed", "form")
+    __slots__ = ("_parts", "changed", "form", "keys_of", "total")
 
     def __init__(self, form: Form[K, R], rows: Iterable[tuple[K, R]] = ()) -> None:
         super().__init__(rows)
         self.form = form
         self.changed: dict[K, None] = {}
+        self.keys_of: dict[int, dict[str, dict[K, None]]] = {place: {} for place in form.names}
+        self.total = 0
+        self._parts: dict[K, int] = {}
+        self._index()
+
+    def _index(self) -> None:
+        for key in self:
+            self._enter(key)
+            self._count(key)
 
     def mark(self, key: K) -> None:
         """Note that the row of *key* changed."""
         self.changed.pop(key, None)
         self.changed[key] = None
+        self._count(key)
+
+    def _enter(self, key: Any) -> None:
+        for place, keys in self.keys_of.items():
+            keys.setdefault(key[place], {})[key] = None
+
+    def _leave(self, key: Any) -> None:
+        for place, keys in self.keys_of.items():
+            del keys[key[place]][key]
+            if not keys[key[place]]:
+                del keys[key[place]]
+        self.mark(key)
+
+    def _count(self, key: K) -> None:
+        if (parts := self.form.parts) is not None:
+            self.total -= self._parts.pop(key, 0)
+            if key in self:
+                self._parts[key] = parts(self[key])
+                self.total += self._parts[key]
 
     def __setitem__(self, key: K, row: R) -> None:
-        if self.form.in_order:
-            super().pop(key, None)
+        if key not in self:
+            self._enter(key)
+        elif self.form.in_order:
+            super().pop(key)
         super().__setitem__(key, row)
         self.mark(key)
 
     def __delitem__(self, key: K) -> None:
         super().__delitem__(key)
-        self.mark(key)
+        self._leave(key)
 
     def pop(self, key: K, default: Any = None) -> Any:
         """Remove a row and return it, or *default* when there is none."""
-        if key in self:
-            self.mark(key)
-        return super().pop(key, default)
+        if key not in self:
+            return default
+        row = super().pop(key)
+        self._leave(key)
+        return row
+
+    def keys_with(self, place: int, name: str) -> list[K]:
+        """Return the keys that have *name* at *place*, which is one of the form's `names`."""
+        return list(self.keys_of[place].get(name, ()))
 
     def drop_of(self, place: int, name: str) -> None:
         """Remove the rows whose keys have *name* at *place*."""
-        keys: list[Any] = list(self)
-        for key in keys:
-            if key[place] == name:
-                del self[key]
+        for key in self.keys_with(place, name):
+            del self[key]
 
     def drop_oldest(self, kept: int) -> None:
         """Remove the rows set first until there are *kept*."""
@@ -148,6 +189,7 @@ class Table(dict[K, R]):
             value, GenericAlias(list, GenericAlias(tuple, (form.key, form.row)))
         )
         super().update((key, form.decoded(row)) for key, row in rows)
+        self._index()
 
 
 class EncodedTable:

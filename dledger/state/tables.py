@@ -51,7 +51,7 @@ class QueueBounds(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
 
 
 CONSUMER_OFFSETS: Final = Form[OffsetKey, dict[int, int]](
-    "consumer_offsets", OffsetKey, dict[int, int], copied=dict
+    "consumer_offsets", OffsetKey, dict[int, int], copied=dict, names=(0, 1)
 )
 """Committed offsets by queue id."""
 DELAY_PROGRESS: Final = Form[int, int]("delay_progress", int, int)
@@ -139,10 +139,6 @@ class StateTables(Counters):
 
     queues_of: dict[str, dict[int, QueueBounds]] = field(init=False, compare=False, repr=False)
     """The same bounds by topic; no topic without a queue."""
-    topics_of: dict[str, set[str]] = field(init=False, compare=False, repr=False)
-    """Consumer group → topics it has offsets in."""
-    groups_of: dict[str, set[str]] = field(init=False, compare=False, repr=False)
-    """Topic → consumer groups that have offsets in it."""
 
     topics_with: dict[str, dict[str, None]] = field(init=False, compare=False, repr=False)
     """Attribute → topics that have it, in the order they got it."""
@@ -168,7 +164,7 @@ class StateTables(Counters):
     def index(self) -> None:
         """Make what is found from the rows, after they were loaded."""
         self.timers.count()
-        self.queues_of, self.topics_of, self.groups_of = {}, {}, {}
+        self.queues_of = {}
         self.topic_changes, self.topic_changes_from = {}, self.topics_counter
         self.topics_with = {}
         for name, config in self.topics.items():
@@ -181,12 +177,6 @@ class StateTables(Counters):
         heapify(self.by_position)
         for (topic, queue_id), bounds in self.queues.items():
             self.queues_of.setdefault(topic, {})[queue_id] = bounds
-        for group, topic in self.consumer_offsets:
-            self._note_pair(group, topic)
-
-    def _note_pair(self, group: str, topic: str) -> None:
-        self.topics_of.setdefault(group, set()).add(topic)
-        self.groups_of.setdefault(topic, set()).add(group)
 
     def set_topic(self, name: str, config: TopicConfig | None, position: int) -> None:
         """Enter a topic; None removes it; for apply.
@@ -283,17 +273,8 @@ class StateTables(Counters):
         pair = (group, topic)
         if pair not in self.consumer_offsets:
             self.consumer_offsets[pair] = {}
-            self._note_pair(group, topic)
         self.consumer_offsets[pair].update(offsets)
         self.consumer_offsets.mark(pair)
-
-    def drop_offsets(self, pairs: Iterable[OffsetKey]) -> None:
-        """Remove the offsets of groups in topics; for apply."""
-        for pair in pairs:
-            group, topic = pair
-            del self.consumer_offsets[pair]
-            _discard(self.topics_of, group, topic)
-            _discard(self.groups_of, topic, group)
 
     def become(self, other: StateTables) -> None:
         """Take over everything from *other*; every holder of these tables sees the new state."""
@@ -362,10 +343,3 @@ def _tables_in(value: Any) -> Iterator[Table[Any, Any]]:
             yield part
         elif is_dataclass(part):
             yield from _tables_in(part)
-
-
-def _discard(table: dict[str, set[str]], key: str, value: str) -> None:
-    values = table[key]
-    values.discard(value)
-    if not values:
-        del table[key]

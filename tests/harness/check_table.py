@@ -30,6 +30,15 @@ def loaded(form: Form[Any, Any], data: bytes) -> Table[Any, Any]:
     return table
 
 
+def check_index(table: Table[Any, Any]) -> None:
+    """Check that a table finds and counts the rows it has."""
+    for place, keys in table.keys_of.items():
+        names = {key[place] for key in table}
+        rows = {name: {key for key in table if key[place] == name} for name in names}
+        assert {name: {*found} for name, found in keys.items()} == rows
+    assert table.total == sum(map(table.form.parts or (lambda _: 0), table.values()))
+
+
 def check_table(form: Form[Any, Any], rows: Mapping[Any, Any]) -> None:
     """Check a table: snapshots, cuts, digests, and that a row of another form is refused.
 
@@ -46,9 +55,11 @@ def check_table(form: Form[Any, Any], rows: Mapping[Any, Any]) -> None:
         followed.take(table.take_changes())
         assert followed.joined() == encoded(table)
         assert not table.changed
+        check_index(table)
 
     again = loaded(form, encoded(table))
     assert again == table
+    check_index(again)
     assert list(again) == list(rows) if form.in_order else sorted(rows)
     assert encoded(again) == encoded(table), "equal tables give equal bytes"
     assert not again.changed
@@ -63,6 +74,7 @@ def check_table(form: Form[Any, Any], rows: Mapping[Any, Any]) -> None:
     del table[last]
     assert plain(again) != plain(table)
     assert table.pop(last) is None
+    check_index(table)
     followed.take(late)
     followed.take(table.take_changes())
     assert followed.joined() == encoded(table)

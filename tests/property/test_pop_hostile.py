@@ -26,7 +26,7 @@ from dledger.remoting.protocol.pop_requests import (
     PopMessageResponseHeader,
 )
 from dledger.remoting.protocol.receipt_handle import ReceiptHandle
-from dledger.services import pop_decision, pop_grants
+from dledger.services import pop_decision
 from dledger.state.pop import MAX_OUT, MAX_OUT_PER_QUEUE, PopKey
 from dledger.state.state_record import SubscriptionGroupsChange, state_batch
 from dledger.state.topics import SubscriptionGroupConfig
@@ -515,7 +515,6 @@ async def play(folder: Path, seed: int, rounds: int, patch: pytest.MonkeyPatch) 
     rng = random.Random(-1 - seed)
     most, most_of_queue = rng.choice([6, 12, MAX_OUT]), rng.choice([2, 5, MAX_OUT_PER_QUEUE])
     patch.setattr(pop_decision, "MAX_OUT", most)
-    patch.setattr(pop_grants, "COUNT_S", 0.0)
     patch.setattr(pop_decision, "MAX_OUT_PER_QUEUE", most_of_queue)
     patch.setattr(pop_decision, "MAX_MESSAGES_PER_ENTRY", rng.choice([1, 3, 1_000]))
     world = Hostile(folder, seed, most, most_of_queue)

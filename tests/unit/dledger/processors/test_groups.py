@@ -25,12 +25,12 @@ from dledger.remoting.protocol.bodies import (
 from dledger.remoting.protocol.codes import RequestCode
 from dledger.remoting.protocol.command import RemotingCommand, request
 from dledger.remoting.protocol.own_fields import NOT_MADE_FIELD
-from dledger.state.state_record import ConsumerOffsetsChange, state_batch
+from dledger.state.state_record import ConsumerOffsetsChange, TopicsChange, state_batch
 from dledger.state.table import Table
-from dledger.state.tables import CONSUMER_OFFSETS
 from dledger.testing.doubles import EPOCH_MS, ManualClock
 from tests.harness.broker import Broker
 from tests.harness.fake_group import BROKER, LEADER, FakeConnection, FakeGroup
+from tests.harness.pops import fields
 
 
 def put(broker: Broker, name: str = "g", **changes: Any) -> RemotingCommand:
@@ -211,28 +211,51 @@ def test_topics_are_chosen(filled: Broker) -> None:
     assert set(stats(filled, group="nobody", topic="T").offset_table) == {Q0, Q1}
 
 
-class Offsets(Table[tuple[str, str], dict[int, int]]):
+class Watched(Table[Any, Any]):
     """Counts the passes over all of it."""
 
     passes = 0
 
-    def __iter__(self) -> Iterator[tuple[str, str]]:
+    def __iter__(self) -> Iterator[Any]:
         self.passes += 1
         return super().__iter__()
 
+    def values(self) -> Any:
+        self.passes += 1
+        return super().values()
 
-async def test_figures_of_a_group_cost_no_look_at_others(filled: Broker) -> None:
-    """Tools ask for those of each group, and a broker may have a million pairs."""
-    state = filled.group.state
-    every = Offsets(CONSUMER_OFFSETS, state.consumer_offsets.items())
-    state.consumer_offsets = every
+
+WATCHED = ("consumer_offsets", "queue_locks", "pops", "request_modes")
+
+
+async def test_requests_for_a_name_cost_no_look_at_others(filled: Broker) -> None:
+    """A broker may have a million rows, and each request is one turn of its event loop."""
+    state, processors, code = filled.group.state, filled.processors, RequestCode
+    tables = {name: Watched(getattr(state, name).form) for name in WATCHED}
+    for name, table in tables.items():
+        table.load([(key, row) for key, row in getattr(state, name).items()])
+        table.passes = 0
+        setattr(state, name, table)
     assert len(stats(filled).offset_table) == 3
-    answer = await filled.handle(
-        request(RequestCode.GET_BROKER_CONSUME_STATS, {"isOrder": "false"})
-    )
+    answer = await filled.handle(request(code.GET_BROKER_CONSUME_STATS, {"isOrder": "false"}))
     assert len(ConsumeStatsList.decode(answer.body).consume_stats_list) == 2
-    assert filled.processors.offsets.topics_of("h") == ["T"]
-    assert every.passes == 0
+    assert processors.offsets.topics_of("h") == ["T"]
+    assert filled.handle(request(code.POP_MESSAGE, fields(consumerGroup="p"))) is DEFERRED
+    filled.group.settle()
+    assert state.pops.total == 4
+    processors.locks.lock("c", [("p", "U", 0)], lambda _: None)
+    filled.group.settle()
+    assert (processors.locks.holds_any("p"), processors.locks.holds_any("h")) == (True, False)
+    reset = {"group": "p", "topic": "T", "timestamp": "0", "isForce": "true"}
+    assert filled.call(code.INVOKE_BROKER_TO_RESET_OFFSET, reset).code == 0
+    asked = {"groupName": "p", "cleanOffset": "true", "removeOffset": "true"}
+    assert filled.call(code.DELETE_SUBSCRIPTIONGROUP, asked).code == 0
+    assert not state.queue_locks
+    filled.group.propose(state_batch(TopicsChange(delete=("T",))), lambda _: None)
+    filled.group.settle()
+    assert {**state.consumer_offsets} == {("g", "U"): {0: 0}}
+    # That one is of the leases: of their keys, once a minute.
+    assert [table.passes for table in tables.values()] == [0, 1, 0, 0]
 
 
 def test_topics_an_online_group_no_longer_wants_are_left_out(filled: Broker) -> None:

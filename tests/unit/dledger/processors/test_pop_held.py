@@ -16,7 +16,7 @@ from dledger.remoting.protocol.codes import RequestCode, ResponseCode
 from dledger.remoting.protocol.command import RemotingCommand, request
 from dledger.remoting.protocol.own_fields import FROM_NOW_FIELD
 from dledger.services import pop_decision
-from dledger.services.pop_grants import COUNT_S, PASSED_OVER_MS
+from dledger.services.pop_grants import PASSED_OVER_MS
 from dledger.state.pop import PopChange
 from dledger.state.state_record import SubscriptionGroupsChange, state_batch
 from dledger.state.topics import SubscriptionGroupConfig
@@ -379,7 +379,7 @@ async def test_held_pop_goes_on_when_less_is_out(
         await trio.sleep(5)
         assert not group.waiting
         assert ack(broker, given[0]).code == 0
-        await trio.sleep(COUNT_S + 2 * PASSED_OVER_MS / 1000)
+        await trio.sleep(2 * PASSED_OVER_MS / 1000)
         group.settle()
         nursery.cancel_scope.cancel()
     found = present(answer_of(broker, command))
