@@ -8,7 +8,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import trio
 
@@ -58,11 +58,7 @@ class RealMachine:
         self._cluster = cluster
         self._node = node
         self._paused = False
-
-    @property
-    def name(self) -> str:
-        """Its name."""
-        return self._node.name
+        self.name = node.name
 
     @property
     def is_up(self) -> bool:
@@ -110,7 +106,9 @@ class RealMember(RealMachine):
 
     Attributes:
         status: Its last answer; empty while it does not answer.
+        seen_commit: Newest commit index it has shown.
         seen_voters: The voters in the list it followed last.
+        address: Where it answers questions, past the proxy.
         disk: Its own file system; None where it has an ordinary folder.
         is_newer: It was started as one of a later release.
     """
@@ -119,11 +117,12 @@ class RealMember(RealMachine):
         self, cluster: ChaosCluster, node: Node, disk: LoopDisk | None, why_no_disk: str, rng: Rng
     ) -> None:
         super().__init__(cluster, node)
+        self.address = node.address
         self.disk = disk
         self.is_newer = False
         self.status: Mapping[str, Any] = {}
         self.seen_voters: tuple[str, ...] = ()
-        self._seen_commit = 0
+        self.seen_commit = 0
         self._lives = 0
         """How often it was started or ended: older answers do not count."""
         self._why_no_disk = why_no_disk
@@ -138,16 +137,6 @@ class RealMember(RealMachine):
         """A process has one tracer at a time."""
         self._disk_lock = trio.Lock()
         """And its disk one fault that works on its files."""
-
-    @property
-    def seen_commit(self) -> int:
-        """Newest commit index it has shown."""
-        return self._seen_commit
-
-    @property
-    def address(self) -> str:
-        """Where it answers questions, past the proxy."""
-        return self._node.address
 
     @property
     def root(self) -> Path:
@@ -183,7 +172,7 @@ class RealMember(RealMachine):
         """Keep its answer; None: it gave none."""
         self.status = status or {}
         if status:
-            self._seen_commit = int(status["commit_index"])
+            self.seen_commit = int(status["commit_index"])
             self.seen_voters = tuple(
                 sorted(m["name"] for m in status.get("members", ()) if m["standing"] == "voter")
             )
@@ -261,25 +250,12 @@ class RealMember(RealMachine):
             )
         return "; ".join(map(str, found))
 
-    async def spoil_sectors(self, sectors: int) -> str:
-        """Say why not."""
-        raise CannotBeDone("the sectors of this machine's disks are good")
-
-    async def rot_file(self, arg: int) -> str:
-        """Say why not."""
-        raise CannotBeDone("`bit_rot` flips bits of the files of this machine")
-
-    async def lie_about_flushes(self, *, lies: bool) -> None:
+    async def _only_simulated(self, *_: object, **__: object) -> NoReturn:
         """State why not."""
-        raise CannotBeDone("the disks of this machine do what they report")
+        raise CannotBeDone("the disks of this machine are good, and it decides when work begins")
 
-    async def undo_lied_flushes(self) -> str:
-        """State why not."""
-        raise CannotBeDone("the disks of this machine do what they report")
-
-    async def begin_work_late(self, by_s: float) -> None:
-        """State why not."""
-        raise CannotBeDone("when blocking work begins is decided by this machine")
+    spoil_sectors = rot_file = begin_work_late = _only_simulated
+    lie_about_flushes = undo_lied_flushes = _only_simulated
 
     async def tear_tail(self, size_bytes: int) -> str:
         """Write over its newest bytes above the commit mark; it must have ended."""
@@ -415,7 +391,7 @@ class RealClient:
         *,
         rpc_timeout_s: float,
     ) -> None:
-        self._name = name
+        self.name = name
         self._name_servers = name_servers
         self._program = program
         self._nursery = nursery
@@ -423,11 +399,6 @@ class RealClient:
         self._scope: trio.CancelScope | None = None
         self._ended = trio.Event()
         self.instance: ClientInstance | None = None
-
-    @property
-    def name(self) -> str:
-        """Its name."""
-        return self._name
 
     @property
     def is_up(self) -> bool:

@@ -232,20 +232,21 @@ class LinkProxy:
 
         Cancellation: every port is closed and every connection reset.
         """
-        listeners: list[tuple[socket.socket, Target]] = []
+        listeners: list[tuple[trio.SocketListener, Target]] = []
         try:
             for port, target in self._targets.items():
-                listeners.append((_listen(port), target))
+                bound = await trio.open_tcp_listeners(port, host=LOOPBACK, backlog=LISTEN_BACKLOG)
+                listeners += [(listener, target) for listener in bound]
             async with trio.open_nursery() as nursery:
                 for listener, target in listeners:
                     nursery.start_soon(self._accept_loop, listener, target, nursery)
                 task_status.started()
         finally:
             for listener, _ in listeners:
-                close_socket(listener)
+                listener.socket.close()
 
     async def _accept_loop(
-        self, listener: socket.socket, target: Target, nursery: trio.Nursery
+        self, listener: trio.SocketListener, target: Target, nursery: trio.Nursery
     ) -> None:
         while True:
             await self._places.acquire()
@@ -371,58 +372,29 @@ async def _until_gone(dialler: socket.socket, early: bytearray, scope: trio.Canc
             return
 
 
-def _listen(port: int) -> socket.socket:
-    listener = socket.socket()
-    try:
-        listener.setblocking(False)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((LOOPBACK, port))
-        listener.listen(LISTEN_BACKLOG)
-    except OSError:
-        listener.close()
-        raise
-    return listener
-
-
-async def _accept(listener: socket.socket) -> socket.socket:
+async def _accept(listener: trio.SocketListener) -> socket.socket:
     while True:
-        await trio.lowlevel.wait_readable(listener)
         try:
-            accepted, _ = listener.accept()
-        except (BlockingIOError, ConnectionError):
-            continue  # it went away between the two steps
+            return _raw(await listener.accept())
         except OSError as error:
             if error.errno not in _NO_DESCRIPTOR:
                 raise
             log.warning("proxy_accept_waits", error=str(error), pause_s=ACCEPT_PAUSE_S)
             await trio.sleep(ACCEPT_PAUSE_S)
-            continue
-        accepted.setblocking(False)
-        accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        return accepted
 
 
 async def _dial(target: Target) -> socket.socket | None:
     """Return a connection to *target*; None: there is none to be had."""
-    try:
-        dialled = socket.socket()
-    except OSError as error:
-        log.warning("proxy_cannot_dial", target=target.name, error=str(error))
-        return None
-    dialled.setblocking(False)
-    dialled.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    try:
-        with trio.fail_after(DIAL_TIMEOUT_S):
-            code = dialled.connect_ex((target.host, target.port))
-            if code == errno.EINPROGRESS:
-                await trio.lowlevel.wait_writable(dialled)
-                code = dialled.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-    except trio.TooSlowError:
-        code = errno.ETIMEDOUT
-    except BaseException:
-        dialled.close()
-        raise
-    if code:
-        dialled.close()
-        return None
-    return dialled
+    with trio.move_on_after(DIAL_TIMEOUT_S):
+        try:
+            return _raw(await trio.open_tcp_stream(target.host, target.port))
+        except OSError as error:
+            log.info("proxy_cannot_dial", target=target.name, error=str(error))
+    return None
+
+
+def _raw(stream: trio.SocketStream) -> socket.socket:
+    """Return the socket of a stream: what passes it is read and sent without a checkpoint each."""
+    sock = socket.socket(fileno=stream.socket.detach())
+    sock.setblocking(False)
+    return sock

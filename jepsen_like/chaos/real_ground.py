@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import Any, Final, NoReturn, Protocol
 
 import trio
 
@@ -179,6 +179,10 @@ class RealGround:
         begin_ns: `time.monotonic_ns` at the begin of the run: the zero of its clock.
         on_sample: Called with each broker's answer, as a map, a few times a second.
         why_no_links: Why links cannot be broken as it was asked for; None when they can.
+
+    Attributes:
+        brokers, name_servers, proxies, clients: By name; the proxies are of the gRPC protocol, the
+            clients the runner's own.
     """
 
     def __init__(
@@ -194,14 +198,14 @@ class RealGround:
         why_no_links: str | None = None,
     ) -> None:
         self._cluster = cluster
-        self._members = dict(members)
-        self._clients = dict(clients)
+        self.brokers = dict(members)
+        self.clients = dict(clients)
         self._workload: Workload | None = None
         self._doubles: Machine | None = None
-        self._name_servers = {
+        self.name_servers = {
             name: RealMachine(cluster, node) for name, node in cluster.name_servers.items()
         }
-        self._proxies = {name: RealMachine(cluster, node) for name, node in cluster.proxies.items()}
+        self.proxies = {name: RealMachine(cluster, node) for name, node in cluster.proxies.items()}
         self._begin_ns = begin_ns
         self._on_event = on_event
         self._on_sample = on_sample
@@ -211,8 +215,8 @@ class RealGround:
         self.sometimes: Counter[str] = links.sometimes
 
     def _is_link(self, source: str, target: str) -> bool:
-        known = {*self._members, *self._name_servers, *self._clients}
-        return source in known and target in known and not {source, target} <= {*self._clients}
+        known = {*self.brokers, *self.name_servers, *self.clients}
+        return source in known and target in known and not {source, target} <= {*self.clients}
 
     @property
     def elapsed_s(self) -> float:
@@ -224,29 +228,9 @@ class RealGround:
         """Time of the run, as rows have it."""
         return time.monotonic_ns() - self._begin_ns
 
-    @property
-    def brokers(self) -> Mapping[str, RealMember]:
-        """The brokers by name."""
-        return self._members
-
-    @property
-    def name_servers(self) -> Mapping[str, RealMachine]:
-        """The NameServers by name."""
-        return self._name_servers
-
-    @property
-    def proxies(self) -> Mapping[str, RealMachine]:
-        """The proxies of the gRPC protocol by name."""
-        return self._proxies
-
-    @property
-    def clients(self) -> Mapping[str, Any]:
-        """The runner's own clients."""
-        return self._clients
-
     def set_clients(self, clients: Mapping[str, Any], workload: Workload, doubles: Machine) -> None:
         """Make the runner's clients known, when they have begun."""
-        self._clients = dict(clients)
+        self.clients = dict(clients)
         self._workload, self._doubles = workload, doubles
 
     @property
@@ -260,13 +244,11 @@ class RealGround:
         if self._doubles is not None:
             await self._doubles.start()
 
-    async def steal_name(self, for_s: float, identity: str) -> str:
-        """Say why not."""
+    async def _no_stranger(self, *_: object) -> NoReturn:
+        """State why not."""
         raise CannotBeDone("no machine of this run is a stranger's")
 
-    async def attack_peers(self, for_s: float) -> str:
-        """Say why not."""
-        raise CannotBeDone("no machine of this run is a stranger's")
+    steal_name = attack_peers = _no_stranger
 
     async def end_doubles(self) -> None:
         """End them."""
@@ -297,7 +279,7 @@ class RealGround:
             self._note_role(member)
 
         async with trio.open_nursery() as nursery:
-            for member in self._members.values():
+            for member in self.brokers.values():
                 nursery.start_soon(ask_one, member)
 
     def _note_role(self, member: RealMember) -> None:
@@ -322,13 +304,13 @@ class RealGround:
     def _leader(self) -> RealMember | None:
         leading = [
             (int(member.status["term"]), member.name)
-            for member in self._members.values()
+            for member in self.brokers.values()
             if member.status.get("serving") and member.is_up
         ]
         if not leading:
             return None
         self._leading = max(leading)[1]
-        return self._members[self._leading]
+        return self.brokers[self._leading]
 
     def leading(self) -> str | None:
         """Name of the member that leads now, or led last."""
@@ -341,11 +323,11 @@ class RealGround:
 
     def voters(self) -> Sequence[tuple[str, ...]]:
         """The lists that members follow, or followed when they were asked last."""
-        return sorted({member.seen_voters for member in self._members.values()} - {()})
+        return sorted({member.seen_voters for member in self.brokers.values()} - {()})
 
     def soundness(self, name: str) -> Soundness:
         """The condition a broker reports; damage that is not found yet is the scrub's to find."""
-        member, leader = self._members[name], self._leader()
+        member, leader = self.brokers[name], self._leader()
         status = member.status
         if not member.is_up or not status:
             return Soundness(False, keeps_promises=False, is_caught_up=False, is_intact=False)
@@ -362,7 +344,7 @@ class RealGround:
 
     def log_end(self, name: str) -> LogEnd | None:
         """How far a broker's log reaches, by its last answer; None while it is silent."""
-        member = self._members[name]
+        member = self.brokers[name]
         status = member.status
         if not member.is_up or not status:
             return None
@@ -371,16 +353,14 @@ class RealGround:
 
     # -- orders ----------------------------------------------------------------------------
 
-    async def role_change(self) -> str:
-        """Say why not."""
+    async def _unseen(self, *_: object) -> NoReturn:
+        """State why not."""
         raise CannotBeDone("a role is known here by the next answer only")
 
-    async def read_at(self, name: str, reads: int) -> None:
-        """Say why not."""
-        raise CannotBeDone("clients here find the leader by themselves")
+    role_change = read_at = _unseen
 
     def tell_leader(self, name: str) -> None:
-        """Say why not."""
+        """State why not."""
         raise CannotBeDone("clients here find the leader by themselves")
 
     async def order(self, kind: Kind, name: str, *, asked: str = "") -> None:
@@ -411,4 +391,4 @@ class RealGround:
         if leader is None:
             return None
         there = {member["name"] for member in leader.status.get("members", ())}
-        return [name for name in self._members if name not in there]
+        return [name for name in self.brokers if name not in there]

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import posixpath
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final, TypeVar
+from typing import Final, NoReturn
 
 import trio
 
@@ -17,7 +16,7 @@ from dledger.jepsen_like.seeded_rng import rng_stream
 from dledger.jepsen_like.simulation.machine import Node, Process, State
 from dledger.jepsen_like.simulation.node import BrokerNode, ClientNode
 from dledger.jepsen_like.simulation.platter import IDENTITY
-from dledger.jepsen_like.simulation.sim_network import PEER_PORT, SimNetwork
+from dledger.jepsen_like.simulation.sim_network import PEER_PORT
 from dledger.jepsen_like.simulation.world import World
 from dledger.jepsen_like.workloads.clients import WorkloadClients
 from dledger.jepsen_like.workloads.recorder import BROKER, TOPIC
@@ -43,21 +42,13 @@ BURST_LOOK_S: Final = 0.1
 
 THIEF_PORT: Final = 10911
 
-NO_DESCRIPTORS: Final = "descriptors are those of real processes"
-
-N = TypeVar("N", bound=Node)
-
 
 class SimMachine:
     """A simulated machine; see `dledger.jepsen_like.nemesis.ground.Machine`."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
-
-    @property
-    def name(self) -> str:
-        """Its name."""
-        return self._node.name
+        self.name = node.name
 
     @property
     def is_up(self) -> bool:
@@ -177,13 +168,11 @@ class SimMember(SimMachine):
         """Let blocking work begin late."""
         self._broker.begin_work_late(by_s)
 
-    async def limit_files(self, spare: int | None) -> str:
-        """There are no descriptors here."""
-        raise CannotBeDone(NO_DESCRIPTORS)
+    async def _no_descriptors(self, *_: object) -> NoReturn:
+        """State why not."""
+        raise CannotBeDone("descriptors are those of real processes")
 
-    async def flood(self, connections: int) -> str:
-        """Connections cost nothing here."""
-        raise CannotBeDone(NO_DESCRIPTORS)
+    limit_files = flood = _no_descriptors
 
     async def fill_disk(self, left_bytes: int | None) -> None:
         """Let the disk be full; None heals."""
@@ -207,33 +196,27 @@ class SimMember(SimMachine):
 
 
 class SimGround:
-    """A `dledger.jepsen_like.nemesis.ground.Ground` over a `World`."""
+    """A `dledger.jepsen_like.nemesis.ground.Ground` over a `World`.
+
+    Attributes:
+        network, sometimes: The world's.
+        brokers, name_servers: By name.
+        proxies: None: a proxy is a process.
+    """
 
     def __init__(self, world: World, workload: WorkloadClients) -> None:
         self._world = world
         self.workload = workload
-        self._members = {name: SimMember(node) for name, node in world.brokers.items()}
-        self._name_servers = {name: SimMachine(node) for name, node in world.name_servers.items()}
+        self.network = world.network
+        self.sometimes = world.sometimes
+        self.brokers = {name: SimMember(node) for name, node in world.brokers.items()}
+        self.name_servers = {name: SimMachine(node) for name, node in world.name_servers.items()}
+        self.proxies: dict[str, SimMachine] = {}
 
     @property
     def elapsed_s(self) -> float:
         """Virtual time of the run."""
         return self._world.elapsed_s
-
-    @property
-    def brokers(self) -> Mapping[str, SimMember]:
-        """The brokers by name."""
-        return self._members
-
-    @property
-    def name_servers(self) -> Mapping[str, SimMachine]:
-        """The NameServers by name."""
-        return self._name_servers
-
-    @property
-    def proxies(self) -> Mapping[str, SimMachine]:
-        """None: a proxy is a process."""
-        return {}
 
     @property
     def clients(self) -> Mapping[str, SimMachine]:
@@ -301,16 +284,6 @@ class SimGround:
     async def end_doubles(self) -> None:
         """End them."""
         self._world.client(DOUBLES).kill()
-
-    @property
-    def network(self) -> SimNetwork:
-        """The simulated network."""
-        return self._world.network
-
-    @property
-    def sometimes(self) -> Counter[str]:
-        """The world's counters."""
-        return self._world.sometimes
 
     async def sleep(self, seconds: float) -> None:
         """Let virtual time pass."""
@@ -416,7 +389,7 @@ class SimGround:
             return None
         members = leader.group.node.roster.members
         names = () if members is None else members.names
-        return [name for name in self._members if name not in names]
+        return [name for name in self.brokers if name not in names]
 
 
 async def _rest(_: ClientNode) -> None:

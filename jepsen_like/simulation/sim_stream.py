@@ -129,7 +129,6 @@ class SimStream:
     """One end of a connection (`dledger.remoting.seams.Stream`)."""
 
     __slots__ = (
-        "_blocked",
         "_clock_gate",
         "_inbox",
         "_is_closed",
@@ -137,9 +136,10 @@ class SimStream:
         "_is_gone",
         "_is_reset",
         "_network",
+        "_readers",
         "_rest",
+        "_senders",
         "_unread",
-        "_waiting",
         "host",
         "last_at_s",
         "link",
@@ -176,8 +176,8 @@ class SimStream:
         self._network = network
         self._clock_gate = host.gate
         self._inbox: deque[bytes | memoryview] = deque()
-        self._waiting: trio.lowlevel.Task | None = None
-        self._blocked: trio.lowlevel.Task | None = None
+        self._readers = trio.lowlevel.ParkingLot()
+        self._senders = trio.lowlevel.ParkingLot()
         self._is_closed = False
         self._is_ended = False
         self._is_reset = False
@@ -212,13 +212,7 @@ class SimStream:
 
     async def _wait_for_space(self) -> None:
         while self._unread > WINDOW_BYTES and not (self._is_closed or self._is_reset):
-            self._blocked = trio.lowlevel.current_task()
-
-            def abort(_: object) -> trio.lowlevel.Abort:
-                self._blocked = None
-                return trio.lowlevel.Abort.SUCCEEDED
-
-            await trio.lowlevel.wait_task_rescheduled(abort)
+            await self._senders.park()
         if self._is_closed:
             raise trio.ClosedResourceError("this end was closed")
         if self._is_reset:
@@ -229,8 +223,7 @@ class SimStream:
         if self._is_closed:
             raise trio.ClosedResourceError("this end was closed")
         if not (self._inbox or self._is_ended or self._is_reset):
-            self._waiting = trio.lowlevel.current_task()
-            await trio.lowlevel.wait_task_rescheduled(self._abort_wait)
+            await self._readers.park()
             if self._is_closed:
                 raise trio.ClosedResourceError("this end was closed")
         else:
@@ -248,10 +241,6 @@ class SimStream:
         self.peer.on_its_way(-len(data))
         return data
 
-    def _abort_wait(self, _: object) -> trio.lowlevel.Abort:
-        self._waiting = None
-        return trio.lowlevel.Abort.SUCCEEDED
-
     async def aclose(self) -> None:
         """Close both directions at once. Idempotent."""
         if not self._is_closed:
@@ -259,8 +248,8 @@ class SimStream:
             self.host.streams.pop(self.number, None)
             unread = bool(self._inbox)
             self._inbox.clear()
-            self._wake()
-            self._unblock()
+            self._readers.unpark_all()
+            self._senders.unpark_all()
             if not (self._is_gone or self._is_reset):
                 if unread:
                     self._network.send_reset(self)
@@ -294,7 +283,7 @@ class SimStream:
                 Event.FRAME, self.host.number, self.number << 32 | len(data), zlib.crc32(data)
             )
             self._inbox.append(data)
-        self._wake()
+        self._readers.unpark_all()
 
     def was_reset(self, _: object = None) -> None:
         """The connection is broken."""
@@ -308,28 +297,18 @@ class SimStream:
         self._network.trace.note(Event.RESET, self.host.number, self.number)
         self.host.streams.pop(self.number, None)
         self._inbox.clear()
-        self._wake()
-        self._unblock()
+        self._readers.unpark_all()
+        self._senders.unpark_all()
 
     def abandon(self) -> None:
         """The process has ended: nothing that its tasks still do leaves the host."""
         self._is_gone = True
 
-    def _wake(self) -> None:
-        task, self._waiting = self._waiting, None
-        if task is not None:
-            trio.lowlevel.reschedule(task)
-
-    def _unblock(self) -> None:
-        task, self._blocked = self._blocked, None
-        if task is not None:
-            trio.lowlevel.reschedule(task)
-
     def on_its_way(self, more: int) -> None:
         """This number of bytes more, or fewer, were sent here and have not been read there."""
         self._unread += more
-        if self._blocked is not None and self._unread <= WINDOW_BYTES:
-            self._unblock()
+        if self._senders and self._unread <= WINDOW_BYTES:
+            self._senders.unpark_all()
 
     def arrival_s(self, now_s: float, size: int, chance: float) -> float:
         """When *size* bytes sent now are at the other end; later than all before them."""
@@ -367,26 +346,20 @@ class SimStream:
 class SimListener:
     """A bound port (`dledger.remoting.seams.Listener`)."""
 
-    __slots__ = ("_gate", "_host", "_is_closed", "_streams", "_waiting", "address")
+    __slots__ = ("_acceptors", "_gate", "_host", "_is_closed", "_streams", "address")
 
     def __init__(self, host: Host, address: tuple[str, int]) -> None:
         self.address = address
         self._host = host
         self._gate = host.gate
         self._streams: deque[SimStream] = deque()
-        self._waiting: trio.lowlevel.Task | None = None
+        self._acceptors = trio.lowlevel.ParkingLot()
         self._is_closed = False
 
     async def accept(self) -> SimStream:
         """Return the next connection."""
         if not self._streams and not self._is_closed:
-            self._waiting = trio.lowlevel.current_task()
-
-            def abort(_: object) -> trio.lowlevel.Abort:
-                self._waiting = None
-                return trio.lowlevel.Abort.SUCCEEDED
-
-            await trio.lowlevel.wait_task_rescheduled(abort)
+            await self._acceptors.park()
         else:
             await trio.lowlevel.checkpoint()
         if self._is_closed:
@@ -399,12 +372,7 @@ class SimListener:
             self._gate.hold(self.offer, stream)
             return
         self._streams.append(stream)
-        self._wake()
-
-    def _wake(self) -> None:
-        task, self._waiting = self._waiting, None
-        if task is not None:
-            trio.lowlevel.reschedule(task)
+        self._acceptors.unpark_all()
 
     async def aclose(self) -> None:
         """Stop listening. Idempotent."""
@@ -412,5 +380,5 @@ class SimListener:
             self._is_closed = True
             if self._host.listeners.get(self.address[1]) is self:
                 del self._host.listeners[self.address[1]]
-            self._wake()
+            self._acceptors.unpark_all()
         await trio.lowlevel.checkpoint()

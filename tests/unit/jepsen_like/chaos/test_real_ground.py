@@ -231,7 +231,7 @@ async def done_to_proxies(folder: Path, step: Step, workload: Workload) -> tuple
         on_event=lambda _: None,
         on_sample=lambda _: None,
     )
-    ground._proxies = {name: Watched(cluster, node) for name, node in cluster.proxies.items()}
+    ground.proxies = {name: Watched(cluster, node) for name, node in cluster.proxies.items()}
     rows: list[Event] = []
     nemesis = Nemesis(ground, plan, lambda event, is_over: rows.append(event) if is_over else None)
     await nemesis._do(step)
