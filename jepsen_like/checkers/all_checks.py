@@ -22,7 +22,6 @@ from dledger.jepsen_like.checkers import (
     final_reads,
     lifetimes,
     locks,
-    poll_waits,
     polls,
     pop,
     producer_order,
@@ -33,6 +32,7 @@ from dledger.jepsen_like.checkers import (
     steps,
     total_queue,
     transactions,
+    waits,
 )
 from dledger.jepsen_like.checkers.fault_record import (
     ELECTION_NS,
@@ -347,8 +347,10 @@ class _Check:
         if not every:
             return None
         record = self._record_with_stalls()
-        waits = poll_waits.violations(every, self._sends_of, record) if record is not None else ()
-        return polls.check_history(self.rows.rest, waits)
+        if record is None:
+            return polls.check_history(self.rows.rest)
+        in_vain = waits.poll_violations(every, self._sends_of, record)
+        return polls.check_history(self.rows.rest, in_vain)
 
     def _record_with_stalls(self) -> FaultRecord | None:
         """Return the record for laws that demand an answer within seconds."""

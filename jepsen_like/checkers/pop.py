@@ -18,7 +18,7 @@ A message is that of its queue: where sends, pulls or replicas show its value, o
 at the offset at which it was handed out.
 
 How messages end, and which receipts count, is in `pop_ends`; what receives that last are given, in
-`pop_waits`.
+`waits`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 from itertools import islice, pairwise
 from typing import Final
 
-from dledger.jepsen_like.checkers import pop_ends, pop_waits
+from dledger.jepsen_like.checkers import pop_ends, waits
 from dledger.jepsen_like.checkers.fault_record import FaultRecord
 from dledger.jepsen_like.checkers.pop_ends import (
     MS_NS,
@@ -57,7 +57,7 @@ OUT_OF_ORDER: Final = "message handed out before the one ahead of it"
 LOST: Final = "message never handed out"
 OTHER: Final = "another message at its place"
 
-IN_ORDER_SUFFIX: Final = pop_waits.IN_ORDER_SUFFIX
+IN_ORDER_SUFFIX: Final = waits.IN_ORDER_SUFFIX
 OPERATIONS: Final = frozenset({F.RECEIVE, F.ACK, F.CHANGE_TIME, F.GIVEN_UP})
 
 Seen = Mapping[int, Collection[tuple[str, int, int]]]
@@ -187,7 +187,7 @@ def check_history(
     found += pop_ends.violations(rows, clock_error_ns=clock_error_ns)
     found += _misplaced(received, seen or {})
     if record is not None:
-        found += pop_waits.violations(rows, record, clock_error_ns=clock_error_ns)
+        found += waits.receive_violations(rows, record, clock_error_ns=clock_error_ns)
     there = {message_of(op) for op in (*received, *acked, *changes)}
     found += _lost(heads, there, pop_ends.given_up_unseen(rows))
     counts = {

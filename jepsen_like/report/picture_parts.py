@@ -6,14 +6,13 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 from markupsafe import Markup
 
 from dledger.jepsen_like.checkers.verdict import Violation
 from dledger.jepsen_like.history.operation import History, Operation
-from dledger.jepsen_like.report.page import PageFigure, Part
 from dledger.jepsen_like.report.pictures import Pictures
 from dledger.jepsen_like.report.run_folder import Run
 from dledger.jepsen_like.report.series import (
@@ -43,6 +42,24 @@ from dledger.jepsen_like.report.wording import kind_text, many
 
 HEALED: Final = "healed"
 """Kind of the event after which nothing is broken any more."""
+
+
+class PageFigure(NamedTuple):
+    """One picture."""
+
+    svg: Markup
+    alt: str
+    below: str = ""
+
+
+class Part(NamedTuple):
+    """A section with pictures."""
+
+    id: str
+    title: str
+    caption: str
+    figures: tuple[PageFigure, ...] = ()
+    empty: str = ""
 
 
 @dataclass(frozen=True, slots=True)

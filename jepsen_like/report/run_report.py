@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
+from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from dledger.jepsen_like.checkers.verdict import Verdict, Violation
 from dledger.jepsen_like.history.operation import Operation
-from dledger.jepsen_like.report.page import Anomaly, FaultRow, OperationRow, Page, render
 from dledger.jepsen_like.report.picture_parts import Facts, parts_of
 from dledger.jepsen_like.report.run_folder import Run, read_run
 from dledger.jepsen_like.report.series import (
@@ -35,6 +35,7 @@ from dledger.jepsen_like.report.wording import (
 
 REPORT_FILE: Final = "report.html"
 PICTURES_FOLDER: Final = "pictures"
+PAGE_TEMPLATE: Final = "page.html.j2"
 
 ANOMALIES_OPEN: Final = 10
 """Rows that are open; one bug makes hundreds that say the same."""
@@ -60,14 +61,25 @@ def report(run_folder: Path) -> Path:
     Raises OSError: the folder cannot be written to.
     """
     (run_folder / PICTURES_FOLDER).mkdir(exist_ok=True)
-    html = render(page_of(read_run(run_folder), run_folder / PICTURES_FOLDER))
+    page = _page_of(read_run(run_folder), run_folder / PICTURES_FOLDER)
+    html = environment().get_template(PAGE_TEMPLATE).render(page=page)
     part = run_folder / f"{REPORT_FILE}.part"
     part.write_text(html, encoding="utf-8")
     return part.replace(run_folder / REPORT_FILE)
 
 
-def page_of(run: Run, pictures_folder: Path) -> Page:
-    """Return the page of *run*; PNG files are written into *pictures_folder*."""
+def environment() -> Environment:
+    """Return what renders this package's templates; everything that is not markup is escaped."""
+    return Environment(
+        loader=PackageLoader("dledger.jepsen_like.report", "."),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+    )
+
+
+def _page_of(run: Run, pictures_folder: Path) -> dict[str, object]:
+    """Return all that the page of *run* states, for its template; write PNG files beside it."""
     history, result = run.history, run.result
     columns = columns_of(history.operations)
     span = span_of(columns, history.events, run.samples)
@@ -92,30 +104,32 @@ def page_of(run: Run, pictures_folder: Path) -> Page:
         is_whole=run.is_whole,
     )
     violations = [violation for verdict in result.verdicts for violation in verdict.violations]
-    return Page(
-        name=run.name,
-        headline=_headline(run, facts),
-        verdict=sentence.split(":")[0],
-        sentence=sentence,
-        notes=tuple(run.notes + _disagreements(result.counts, facts.counts)),
-        operations=_operations_table(facts.counts),
-        facts=_key_facts(run, facts),
-        checkers=tuple(_checker_row(verdict) for verdict in result.verdicts),
-        pictures=parts_of(run, facts, violations, pictures_folder),
-        skipped=result.skipped or tuple(skipped_of(history.events)),
-        faults=tuple(_fault_row(fault) for fault in faults[:FAULT_ROWS_MAX]),
-        faults_left=max(0, len(faults) - FAULT_ROWS_MAX),
-        anomaly_counts=_anomaly_counts(violations),
-        anomalies=tuple(_anomaly(v, facts) for v in violations[:ANOMALIES_OPEN]),
-        more_anomalies=tuple(_anomaly(v, facts) for v in violations[ANOMALIES_OPEN:ANOMALIES_MAX]),
-        anomalies_left=max(0, len(violations) - ANOMALIES_MAX),
-        no_anomalies=_no_anomalies(result.verdicts),
-        logs=tuple(run.logs.items()),
-        plan=run.plan,
-        command=result.command,
-        asked=result.asked,
-        minimize=f"dledger-chaos minimize {run.folder}" if sentence.startswith("invalid") else "",
-    )
+    return {
+        "name": run.name,
+        "headline": _headline(run, facts),
+        "verdict": sentence.split(":")[0],
+        "sentence": sentence,
+        "notes": run.notes + _disagreements(result.counts, facts.counts),
+        "operations": _operations_table(facts.counts),
+        "facts": _key_facts(run, facts),
+        "checkers": [_checker_row(verdict) for verdict in result.verdicts],
+        "pictures": parts_of(run, facts, violations, pictures_folder),
+        "skipped": result.skipped or skipped_of(history.events),
+        "faults": [_fault_row(fault) for fault in faults[:FAULT_ROWS_MAX]],
+        "faults_left": max(0, len(faults) - FAULT_ROWS_MAX),
+        "anomaly_counts": Counter((v.name, v.checker) for v in violations),
+        "anomalies": [_anomaly(v, facts) for v in violations[:ANOMALIES_OPEN]],
+        "more_anomalies": [_anomaly(v, facts) for v in violations[ANOMALIES_OPEN:ANOMALIES_MAX]],
+        "anomalies_left": max(0, len(violations) - ANOMALIES_MAX),
+        "no_anomalies": _no_anomalies(result.verdicts),
+        "logs": run.logs,
+        "plan": run.plan,
+        "command": result.command,
+        "asked": result.asked,
+        "minimize": f"dledger-chaos minimize {run.folder}"
+        if sentence.startswith("invalid")
+        else "",
+    }
 
 
 def _witnesses(
@@ -146,10 +160,11 @@ def _disagreements(
     return [f"result.json and the history differ in their counts ({'; '.join(wrong)})."]
 
 
-def _operations_table(counts: Mapping[str, Mapping[str, int]]) -> tuple[OperationRow, ...]:
-    rows = [OperationRow(name, *(by[o] for o in _OUTCOMES)) for name, by in counts.items()]
-    total = OperationRow("all", *(sum(by[o] for by in counts.values()) for o in _OUTCOMES))
-    return (*rows, total)
+def _operations_table(counts: Mapping[str, Mapping[str, int]]) -> list[tuple[str, list[int]]]:
+    """Return the counts of each operation, their sum behind them; the last row is of all."""
+    rows = [(name, [by[o] for o in _OUTCOMES]) for name, by in counts.items()]
+    rows.append(("all", [sum(by[o] for by in counts.values()) for o in _OUTCOMES]))
+    return [(name, [*row, sum(row)]) for name, row in rows]
 
 
 def _key_facts(run: Run, facts: Facts) -> tuple[tuple[str, str], ...]:
@@ -180,19 +195,10 @@ def _checker_row(verdict: Verdict) -> tuple[str, str, str]:
     return verdict.checker, f"{verdict.validity}{reason}", looked
 
 
-def _fault_row(fault: Fault) -> FaultRow:
+def _fault_row(fault: Fault) -> tuple[str, str, str, str]:
     lasted = fault.end_s - fault.begin_s
-    return FaultRow(
-        f"{fault.begin_s:,.1f} s",
-        kind_text(fault.kind),
-        fault.node,
-        f"{lasted:,.1f} s" if lasted > 0 else "",
-    )
-
-
-def _anomaly_counts(violations: Sequence[Violation]) -> tuple[tuple[str, str, int], ...]:
-    counted = Counter((violation.name, violation.checker) for violation in violations)
-    return tuple((name, checker, count) for (name, checker), count in counted.items())
+    text = f"{lasted:,.1f} s" if lasted > 0 else ""
+    return f"{fault.begin_s:,.1f} s", kind_text(fault.kind), fault.node, text
 
 
 def _no_anomalies(verdicts: Sequence[Verdict]) -> str:
@@ -202,7 +208,8 @@ def _no_anomalies(verdicts: Sequence[Verdict]) -> str:
     return f"None was found: {passed} of {len(verdicts)} checkers say valid."
 
 
-def _anomaly(violation: Violation, facts: Facts) -> Anomaly:
+def _anomaly(violation: Violation, facts: Facts) -> tuple[Violation, str, list[str]]:
+    """Return it, when it showed, and its witnesses as text."""
     begin_ns = facts.span.begin_ns
     quoted = [
         describe(facts.witnesses[op_id], begin_ns)
@@ -210,11 +217,4 @@ def _anomaly(violation: Violation, facts: Facts) -> Anomaly:
         else f"operation {op_id}: not in the history"
         for op_id in violation.operations[:WITNESSES_MAX]
     ]
-    return Anomaly(
-        violation.name,
-        violation.checker,
-        violation.subject,
-        violation.detail,
-        when_text(violation, begin_ns),
-        tuple(quoted),
-    )
+    return violation, when_text(violation, begin_ns), quoted

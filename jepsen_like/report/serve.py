@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import BinaryIO, Final
 from urllib.parse import quote, urlsplit
 
-from dledger.jepsen_like.report.page import environment
 from dledger.jepsen_like.report.run_folder import PLAN_FILE, RESULT_FILE, Result, decode_result
-from dledger.jepsen_like.report.run_report import REPORT_FILE
+from dledger.jepsen_like.report.run_report import REPORT_FILE, environment
 
 RUNS_TEMPLATE: Final = "runs.html.j2"
 

@@ -1,30 +1,106 @@
-"""A receive that lasts is given what becomes free meanwhile.
+"""A poll that waits is answered when a message comes; a receive that lasts is given what is free.
 
-A message is free from the end of a delivery until the receive that is given its next attempt is
-called: its next attempt is known, so nothing else can have held it. A receive of the same group
+A poll of a subscribed consumer that finds nothing is held until there is something, or its time is
+over. One that was answered a second or more after a send to its queue, to the offset it asks for or
+behind it, had been acknowledged, and that had lasted so long beside that message, waited in vain,
+whatever it found in the end.
+
+A message of POP is free from the end of a delivery until the receive that is given its next attempt
+is called: its next attempt is known, so nothing else can have held it. A receive of the same group
 that was answered before that, and that had lasted for `LATE_NS` beside the free message, waited in
 vain: it had to be given it at once, whatever it was given in the end. So did the receive that is
 given it, where it lasts as long beside it.
 
 That is demanded where, by the record of faults, nothing was wrong, and no send was slow, and not of
 groups that receive in order, whose messages wait for those ahead of them. A program may stand still
-for a moment: one of a hundred receives that last so long is allowed.
+for a moment: one of a hundred that last so long is allowed.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import accumulate, pairwise
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
+
+import numpy as np
 
 from dledger.jepsen_like.checkers.fault_record import FaultRecord
-from dledger.jepsen_like.checkers.poll_waits import LATE_NS, more_than_a_few
 from dledger.jepsen_like.checkers.pop_ends import MS_NS, Message, message_of
-from dledger.jepsen_like.checkers.verdict import Violation
+from dledger.jepsen_like.checkers.verdict import REPORTED_MAX, Violation
 from dledger.jepsen_like.history.operation import NOTHING, F, Operation, Outcome
 
-IN_VAIN: Final = "receive waited in vain"
+POLL_IN_VAIN: Final = "poll waited in vain"
+RECEIVE_IN_VAIN: Final = "receive waited in vain"
+
+LATE_NS: Final = 1_000_000_000
+"""How long a poll or a receive that is held may take to notice a message."""
+IN_VAIN_LEAST: Final = 2
+ALLOWED_PER_CENT: Final = 1
+
+Queue = tuple[str, int]
+
+
+def poll_violations(
+    polls: Iterable[Operation], sends_of: Callable[[Queue], Any], record: FaultRecord
+) -> list[Violation]:
+    """Return polls that waited in vain, if there are more than a few."""
+    lasted: dict[Queue, list[Operation]] = {}
+    for op in polls:
+        if op.ret_ns >= op.call_ns + LATE_NS:
+            lasted.setdefault((op.topic, op.queue), []).append(op)
+    found: list[Violation] = []
+    for queue, rows in sorted(lasted.items()):
+        sends = _Acknowledged(sends_of(queue))
+        for op in rows:
+            is_quiet = record.quiet_ns(op.call_ns, op.ret_ns) == op.ret_ns - op.call_ns
+            send = sends.behind(op.off, op.ret_ns - LATE_NS) if is_quiet else None
+            if send is not None:
+                found.append(_poll_in_vain(send, op))
+    return more_than_a_few(found, sum(map(len, lasted.values())))
+
+
+def more_than_a_few(found: list[Violation], lasted: int) -> list[Violation]:
+    """Return the first of those that waited in vain, unless they are few of those that lasted."""
+    if len(found) < IN_VAIN_LEAST or 100 * len(found) <= ALLOWED_PER_CENT * lasted:
+        return []
+    return found[:REPORTED_MAX]
+
+
+class _Acknowledged:
+    """The sends to a queue that were acknowledged with their place, in order of their answers."""
+
+    def __init__(self, rows: Any) -> None:
+        columns = {
+            name: rows.column(name).to_numpy() for name in ("op_id", "outcome", "off", "ret_ns")
+        }
+        # The offset of a delayed message is that of another topic.
+        is_plain = rows.column("due_ns").to_numpy() == NOTHING
+        is_placed = (columns["outcome"] == Outcome.OK) & (columns["off"] != NOTHING) & is_plain
+        at = np.flatnonzero(is_placed)
+        at = at[np.argsort(columns["ret_ns"][at], kind="stable")]
+        self._op_id, self._off = columns["op_id"][at], columns["off"][at]
+        self._ret_ns = columns["ret_ns"][at]
+        self._furthest = np.maximum.accumulate(self._off)
+
+    def behind(self, off: int, until_ns: int) -> int | None:
+        """Return the first send to *off* or behind it that was answered by *until_ns*."""
+        count = int(np.searchsorted(self._ret_ns, until_ns, side="right"))
+        at = int(np.searchsorted(self._furthest[:count], off))
+        return int(self._op_id[at]) if at < count else None
+
+
+def _poll_in_vain(send: int, op: Operation) -> Violation:
+    text = (
+        f"p{op.process} polled at {op.off} for {(op.ret_ns - op.call_ns) / 1e9:.1f} s, though a "
+        "message there or behind had been acknowledged for a second or more when it was answered"
+    )
+    subject = f"{op.group}@{op.topic}/{op.queue}"
+    return Violation(POLL_IN_VAIN, subject, text, (send, op.op_id), at_ns=op.ret_ns)
+
+
+# -- receives by POP ----------------------------------------------------------------------------
+
 IN_ORDER_SUFFIX: Final = "-in-order"
 """Ends the names of groups that receive in order."""
 
@@ -60,7 +136,7 @@ class _Spans:
         return one if one is not None and one.to_ns >= until_ns else None
 
 
-def violations(
+def receive_violations(
     rows: Iterable[Operation], record: FaultRecord, *, clock_error_ns: int = 0
 ) -> list[Violation]:
     """Return receives that waited in vain, if there are more than a few."""
@@ -77,7 +153,7 @@ def violations(
         one = None if spans is None else spans.there(op.ret_ns - LATE_NS, op.ret_ns)
         one = one or late.get(receive)
         if one is not None and record.quiet_ns(one.from_ns, op.ret_ns) == op.ret_ns - one.from_ns:
-            found.append(_violation(one, op))
+            found.append(_receive_in_vain(one, op))
     return more_than_a_few(found, len(lasted))
 
 
@@ -113,7 +189,7 @@ def _free(
     return {line: _Spans(spans) for line, spans in found.items()}, late
 
 
-def _violation(one: _Free, op: Operation) -> Violation:
+def _receive_in_vain(one: _Free, op: Operation) -> Violation:
     message = one.before
     free_s, lasted_s = (op.ret_ns - one.from_ns) / 1e9, (op.ret_ns - op.call_ns) / 1e9
     text = (
@@ -121,4 +197,4 @@ def _violation(one: _Free, op: Operation) -> Violation:
         f"that had lasted for {lasted_s:.1f} s came back"
     )
     subject = f"{op.group}@{op.topic}"
-    return Violation(IN_VAIN, subject, text, (message.op_id, op.op_id), at_ns=op.ret_ns)
+    return Violation(RECEIVE_IN_VAIN, subject, text, (message.op_id, op.op_id), at_ns=op.ret_ns)
