@@ -30,6 +30,7 @@ from tests.harness.history_world import TOPIC as CLEAN_TOPIC
 from tests.harness.planted_anomalies import PLANTERS
 from tests.harness.planted_scene import InapplicableError, Scene
 from tests.harness.queue_histories import TOPIC, is_linearizable, random_history
+from tests.harness.rows import row
 from tests.oracles import queue_log as row_log
 
 
@@ -244,8 +245,5 @@ def test_a_value_sent_twice_has_two_offsets() -> None:
 def sends(at: dict[int, int]) -> list[Operation]:
     """Return an acknowledged send for each offset and its value."""
     return [
-        Operation(
-            off, off, 1, -1, F.SEND, Outcome.OK, off * 10, off * 10 + 5, "t", 0, off, value=value
-        )
-        for off, value in at.items()
+        row(off, F.SEND, off * 10, off * 10 + 5, off=off, value=value) for off, value in at.items()
     ]

@@ -27,6 +27,7 @@ from dledger.spark_jobs.live import GIVEN_UP_NS, LiveCheck, Progress, Tail, foll
 from tests.harness.fast_part import gate_part
 from tests.harness.generated import generated
 from tests.harness.played_runs import PlayedRun, as_called, writes
+from tests.harness.rows import row
 
 pytestmark = pytest.mark.slow
 
@@ -96,14 +97,9 @@ def test_a_correct_run_is_never_accused(seed: int, tmp_path: Path) -> None:
 def test_reads_contradict_themselves_as_in_the_whole_check(
     level: Level, off: int, cnt: int, max_off: int, is_wrong: bool
 ) -> None:
-    sends = [
-        Operation(at, at, 1, 0, F.SEND, Outcome.OK, 1 + at, 9, "t", 0, at, value=at)
-        for at in range(3)
-    ]
-    pull = Operation(
-        9, 9, 2, 0, F.PULL, Outcome.OK, 8, 12, "t", 0, off, cnt, max_off, level=level,
-        values=tuple(range(off, off + cnt)),
-    )  # fmt: skip
+    sends = [row(at, F.SEND, 1 + at, 9, off=at, value=at) for at in range(3)]
+    fields = {"process": 2, "off": off, "cnt": cnt, "max_off": max_off, "level": level}
+    pull = row(9, F.PULL, 8, 12, values=tuple(range(off, off + cnt)), **fields)
     name = queue_log.SELF_CONTRADICTION
     found = QueueWatch().take([*sends, pull], 0)
     assert [(v.name, v.operations) for v in found] == [(name, (9,))] * is_wrong
@@ -128,12 +124,9 @@ def test_what_is_kept_does_not_grow_with_the_run(tmp_path: Path) -> None:
 
 def test_an_operation_that_stays_open_holds_back_what_is_closed(tmp_path: Path) -> None:
     """It may still return an offset that was missed; when it does, that is found."""
-    sends = [
-        Operation(at, at, 1, -1, F.SEND, Outcome.OK, at * 10, at * 10 + 5, "t", 0, at, value=at)
-        for at in range(1, 50)
-    ]
-    late = Operation(0, 0, 2, -1, F.SEND, Outcome.OK, 0, 900, "t", 0, 0, value=77)
-    read = Operation(99, 99, 3, -1, F.MAX_OFFSET, Outcome.OK, 905, 910, "t", 0, max_off=20)
+    sends = [row(at, F.SEND, at * 10, at * 10 + 5, off=at, value=at) for at in range(1, 50)]
+    late = row(0, F.SEND, 0, 900, process=2, off=0, value=77)
+    read = row(99, F.MAX_OFFSET, 905, 910, process=3, max_off=20)
     run, live = PlayedRun(tmp_path / "run"), LiveCheck()
     tail = Tail(run.folder)
     run.write([as_called(late)])
@@ -157,18 +150,14 @@ def test_an_operation_that_stays_open_holds_back_what_is_closed(tmp_path: Path) 
 
 
 def test_an_operation_whose_client_is_lost_is_given_up(tmp_path: Path) -> None:
-    lost = Operation(0, 0, 2, -1, F.SEND, Outcome.INFO, 0, NEVER, "t", 0, value=77)
+    lost = row(0, F.SEND, 0, NEVER, process=2, outcome=Outcome.INFO, value=77)
     run = PlayedRun(tmp_path / "run")
     tail = Tail(run.folder)
     run.write([lost])
     assert tail.next().open == 1
     sends = [
-        Operation(
-            at, at, 1, -1, F.SEND, Outcome.OK, GIVEN_UP_NS * at, GIVEN_UP_NS * at + 5, "t", 0, at,
-            value=at,
-        )
-        for at in (1, 2)
-    ]  # fmt: skip
+        row(at, F.SEND, GIVEN_UP_NS * at, GIVEN_UP_NS * at + 5, off=at, value=at) for at in (1, 2)
+    ]
     run.write(sends)
     assert tail.next().horizon_ns == 0
     run.write(sends[:1])

@@ -44,6 +44,7 @@ from tests.harness.generated import generated
 from tests.harness.planted_anomalies import PLANTERS
 from tests.harness.planted_scene import InapplicableError, Scene
 from tests.harness.queue_histories import random_history
+from tests.harness.rows import row
 
 pytestmark = pytest.mark.slow
 
@@ -215,10 +216,8 @@ def test_a_cut_queue_is_judged_as_in_one_place(plant: str, tmp_path: Path) -> No
 def test_chunks_of_a_wrong_count_hold_nothing() -> None:
     """One answer that counts too much names chunks that no send of the history can fill."""
     width = 1 << 14
-    send = Operation(0, 0, 1, 0, F.SEND, Outcome.OK, 1, 2, "t", 0, off=0, value=7)
-    pull = Operation(
-        1, 1, 2, 0, F.PULL, Outcome.OK, 3, 4, "t", 0, off=0, cnt=width << 6, range_hash=5
-    )
+    send = row(0, F.SEND, 1, 2, off=0, value=7)
+    pull = row(1, F.PULL, 3, 4, process=2, off=0, cnt=width << 6, range_hash=5)
     history = of_rows([send, pull])
     split = Split(history, width, 1, NO_REPLICAS)
     reports = [report for *_, report in split.judged(first_look(NO_REPLICAS, {}, 2))]
@@ -230,9 +229,7 @@ def test_chunks_of_a_wrong_count_hold_nothing() -> None:
 
 @pytest.mark.parametrize("width", [2, 100])
 def test_of_equal_ends_the_first_operation_is_the_witness(width: int) -> None:
-    rows = [
-        Operation(n, n, 1, 0, F.MAX_OFFSET, Outcome.OK, 1, 2, "t", 0, max_off=4) for n in range(20)
-    ]
+    rows = [row(n, F.MAX_OFFSET, 1, 2, max_off=4) for n in range(20)]
     expected = [report.judged for report in in_one_place(rows)]
     for seed in range(4):
         found = Split(of_rows(rows), width, seed, NO_REPLICAS).reports({})

@@ -12,7 +12,6 @@ from dledger.jepsen_like.chaos.demo import KEPT, Story, demo_plan, facts_of, sho
 from dledger.jepsen_like.chaos.runner import Ran
 from dledger.jepsen_like.checkers.verdict import Verdict, Violation
 from dledger.jepsen_like.history.operation import (
-    NEVER,
     Event,
     F,
     History,
@@ -22,6 +21,7 @@ from dledger.jepsen_like.history.operation import (
     RunHeader,
 )
 from dledger.jepsen_like.plans.plan import Kind, decode_plan, encode_plan
+from tests.harness.rows import row
 
 MS = 1_000_000
 PLAN = demo_plan(3, 4.0, 6_000.0)
@@ -29,8 +29,7 @@ SOUND = (Verdict("queue_log", "valid"), Verdict("replicas", "valid"))
 
 
 def send(op_id: int, call_ms: int, ret_ms: int, outcome: Outcome) -> Operation:
-    ret_ns = NEVER if outcome is Outcome.INFO else ret_ms * MS
-    return Operation(op_id, op_id, 1, -1, F.SEND, outcome, call_ms * MS, ret_ns, "orders", 0)
+    return row(op_id, F.SEND, call_ms * MS, ret_ms * MS, outcome=outcome, topic="orders")
 
 
 def ran(*verdicts: Verdict) -> Ran:

@@ -23,8 +23,6 @@ from dledger.jepsen_like.chaos.run_result import (
 )
 from dledger.jepsen_like.checkers.verdict import Verdict, Violation
 from dledger.jepsen_like.history.operation import (
-    NEVER,
-    NOTHING,
     Event,
     F,
     History,
@@ -35,13 +33,13 @@ from dledger.jepsen_like.history.operation import (
 )
 from dledger.jepsen_like.plans.promised import merge_for
 from dledger.jepsen_like.workloads.consumers import LOCKERS as GROUP
+from tests.harness.rows import row
 
 MS = 1_000_000
 
 
 def send(op_id: int, call_ms: int, ret_ms: int, outcome: Outcome = Outcome.OK) -> Operation:
-    ret_ns = NEVER if outcome is Outcome.INFO else ret_ms * MS
-    return Operation(op_id, op_id, 1, -1, F.SEND, outcome, call_ms * MS, ret_ns, "orders", 0)
+    return row(op_id, F.SEND, call_ms * MS, ret_ms * MS, outcome=outcome)
 
 
 def history(*events: Event, sends: tuple[Operation, ...] = ()) -> History:
@@ -97,30 +95,23 @@ def test_a_run_in_which_too_little_happened_is_no_proof() -> None:
     ]
 
 
-def row(op_id: int, f: F, **fields: object) -> Operation:
-    op = Operation(op_id, op_id, 1, NOTHING, f, Outcome.OK, 10, 20)
-    for name, value in fields.items():
-        setattr(op, name, value)
-    return op
-
-
 def test_each_operation_counts_for_one_workload() -> None:
     second_ns = 1_000_000_000
     rows = [
-        row(0, F.SEND),
-        row(1, F.SEND),
-        row(2, F.SEND, parent_op_id=1),
-        row(3, F.SEND, due_ns=10 + second_ns),
-        row(4, F.SEND, due_ns=11 + second_ns),
-        row(5, F.RECALL, due_ns=11 + second_ns),
-        row(6, F.PULL, cnt=3),
-        row(7, F.PULL, cnt=1, level=Level.LOCAL),
-        row(8, F.COMMIT, group="consumers-1"),
-        row(9, F.COMMIT, group=LOCKERS, token=4),
-        row(10, F.LOCK, group=LOCKERS),
-        row(11, F.HALF),
-        row(12, F.RETURNED),
-        row(13, F.FILTERED),
+        row(0, F.SEND, 10, 20),
+        row(1, F.SEND, 10, 20),
+        row(2, F.SEND, 10, 20, parent_op_id=1),
+        row(3, F.SEND, 10, 20, due_ns=10 + second_ns),
+        row(4, F.SEND, 10, 20, due_ns=11 + second_ns),
+        row(5, F.RECALL, 10, 20, due_ns=11 + second_ns),
+        row(6, F.PULL, 10, 20, cnt=3),
+        row(7, F.PULL, 10, 20, cnt=1, level=Level.LOCAL),
+        row(8, F.COMMIT, 10, 20, group="consumers-1"),
+        row(9, F.COMMIT, 10, 20, group=LOCKERS, token=4),
+        row(10, F.LOCK, 10, 20, group=LOCKERS),
+        row(11, F.HALF, 10, 20),
+        row(12, F.RETURNED, 10, 20),
+        row(13, F.FILTERED, 10, 20),
     ]
     shares = by_workload(rows, levels_ms=(1_000,), idempotent=True)
     assert shares == {

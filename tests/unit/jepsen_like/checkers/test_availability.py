@@ -21,7 +21,6 @@ from dledger.jepsen_like.checkers.verdict import Verdict
 from dledger.jepsen_like.history.columns import ops_table
 from dledger.jepsen_like.history.operation import (
     NEVER,
-    NOTHING,
     Event,
     F,
     History,
@@ -31,6 +30,7 @@ from dledger.jepsen_like.history.operation import (
 )
 from dledger.jepsen_like.plans.plan import Kind
 from tests.harness.present import present
+from tests.harness.rows import row
 
 S = 1_000_000_000
 KILL_BOUND_S = recovers_within_ns("kill") // S
@@ -61,9 +61,8 @@ class Rows:
     def add(
         self, at_s: float, outcome: Outcome = Outcome.OK, f: F = F.SEND, err: str = ""
     ) -> Operation:
-        at, op_id = int(at_s * S), next(self._ids)
-        ret = NEVER if outcome is Outcome.INFO else at + 1
-        op = Operation(op_id, op_id, 1, NOTHING, f, outcome, at, ret, "t", 0, err=err)
+        at = int(at_s * S)
+        op = row(next(self._ids), f, at, at + 1, outcome=outcome, err=err)
         self.rows.append(op)
         return op
 

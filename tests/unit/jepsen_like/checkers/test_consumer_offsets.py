@@ -11,6 +11,7 @@ from dledger.jepsen_like.checkers.consumer_offsets import check_history, check_r
 from dledger.jepsen_like.history.operation import NEVER, F, Operation, Outcome
 from tests.harness import every_order
 from tests.harness.judged import judged
+from tests.harness.rows import row
 
 pytestmark = pytest.mark.slow
 
@@ -90,14 +91,11 @@ def test_agrees_with_exhaustive_search(offsets: int | None) -> None:
 
 
 def commit(op_id: int, off: int, call: int, ret: int, outcome: Outcome = Outcome.OK) -> Operation:
-    ends = NEVER if outcome is Outcome.INFO else ret
-    return Operation(op_id, op_id, 0, -1, F.COMMIT, outcome, call, ends, "t", 0, off, group="g")
+    return row(op_id, F.COMMIT, call, ret, outcome=outcome, off=off, group="g")
 
 
 def fetch(op_id: int, off: int, call: int, ret: int) -> Operation:
-    return Operation(
-        op_id, op_id, 0, -1, F.FETCH_COMMIT, Outcome.OK, call, ret, "t", 0, off, group="g"
-    )
+    return row(op_id, F.FETCH_COMMIT, call, ret, off=off, group="g")
 
 
 def test_a_group_that_reads_nothing_after_its_commit_went_back() -> None:

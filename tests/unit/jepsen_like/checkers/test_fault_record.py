@@ -16,14 +16,13 @@ from dledger.jepsen_like.history.operation import (
     ReplicaRead,
     RunHeader,
 )
+from tests.harness.rows import row
 
 WINDOW_NS = 100
 
 
 def sent(value: int, at_ns: int, off: int) -> Operation:
-    return Operation(
-        value, value, 0, NOTHING, F.SEND, Outcome.OK, at_ns, at_ns + 10, "t", 0, off, value=value
-    )
+    return row(value, F.SEND, at_ns, at_ns + 10, off=off, value=value)
 
 
 def history(*operations: Operation, there: tuple[int, ...], faults: tuple[int, ...]) -> History:
@@ -69,9 +68,9 @@ def test_an_order_that_is_inverted_is_found_beside_a_fault() -> None:
 def test_only_sends_and_commits_become_unknown() -> None:
     rows = (
         SENDS[1],
-        Operation(5, 5, 0, NOTHING, F.PULL, Outcome.OK, 1_000, 1_010, "t", 0, 0, max_off=2),
-        Operation(6, 6, 0, NOTHING, F.COMMIT, Outcome.OK, 1_000, 1_010, "t", 0, 4, group="g"),
-        Operation(7, 7, 0, NOTHING, F.SEND, Outcome.FAIL, 1_000, 1_010, "t", 0, value=7),
+        row(5, F.PULL, 1_000, 1_010, off=0, max_off=2),
+        row(6, F.COMMIT, 1_000, 1_010, off=4, group="g"),
+        row(7, F.SEND, 1_000, 1_010, outcome=Outcome.FAIL, value=7),
     )
     before = history(*rows, there=(), faults=(1_005,))
     after = with_late_effect(before, WINDOW_NS).operations

@@ -7,14 +7,12 @@ import pytest
 from dledger.jepsen_like.checkers.filters import FILTERS, WRONG, check_history, number_of, tag_of
 from dledger.jepsen_like.history.columns import hash_range
 from dledger.jepsen_like.history.operation import (
-    NOTHING,
     F,
     History,
-    Operation,
-    Outcome,
     ReplicaRead,
     RunHeader,
 )
+from tests.harness.rows import row
 
 VALUES = tuple(range(100, 140))
 
@@ -28,11 +26,9 @@ def history(*pulls: tuple[int, int, int, list[int]], begin: int = 0) -> History:
         ReplicaRead(9, "n1", "t", 0, 30, VALUES[30:]),
     ]
     for number, off, then, values in pulls:
-        op_id = len(made.operations)
-        op = Operation(op_id, op_id, 1, NOTHING, F.FILTERED, Outcome.OK, 1, 2, "t", 0, off)
-        op.max_off, op.status = then, number
-        op.cnt, op.range_hash = len(values), hash_range(0, values)
-        made.operations.append(op)
+        fields = {"off": off, "max_off": then, "status": number}
+        found = {"cnt": len(values), "range_hash": hash_range(0, values)}
+        made.operations.append(row(len(made.operations), F.FILTERED, 1, 2, **fields, **found))
     return made
 
 

@@ -9,7 +9,6 @@ import pytest
 
 from dledger.jepsen_like.checkers import lifetimes
 from dledger.jepsen_like.history.operation import (
-    NEVER,
     NOTHING,
     F,
     History,
@@ -18,38 +17,36 @@ from dledger.jepsen_like.history.operation import (
     RunHeader,
 )
 from tests.harness.judged import judged
+from tests.harness.rows import row
 
 S = 1_000_000_000
 Rows = dict[int, Operation]
 
 
-def row(op_id: int, f: F, at_s: float, **fields: Any) -> Operation:
+def row_s(op_id: int, f: F, at_s: float, **fields: Any) -> Operation:
     call = round(at_s * S)
-    outcome = fields.pop("outcome", Outcome.OK)
-    ret = NEVER if outcome == Outcome.INFO else call + 1_000_000
-    fields = {"topic": "T", "queue": 0, **fields}
-    return Operation(op_id, op_id, 1, NOTHING, f, outcome, call, ret, **fields)
+    return row(op_id, f, call, call + 1_000_000, **fields)
 
 
 def pull(op_id: int, at_s: float, off: int, found: int) -> Operation:
     """Pull from *off* on; the value at an offset is that of the send with this number."""
-    return row(op_id, F.LIVING, at_s, off=off, max_off=found + 1, value=1000 + found)
+    return row_s(op_id, F.LIVING, at_s, off=off, max_off=found + 1, value=1000 + found)
 
 
 def clean() -> Rows:
     """Sends of 0: without an end; 1: for 2 s; 2: for 5 s, its answer is lost; 3: without an end."""
     rows = [
-        row(0, F.PERISHABLE, 1.0, value=1000, off=0),
-        row(1, F.PERISHABLE, 1.1, value=1001, cnt=2000, off=1),
-        row(2, F.PERISHABLE, 1.2, value=1002, cnt=5000, outcome=Outcome.INFO),
-        row(3, F.PERISHABLE, 1.3, value=1003, off=3),
+        row_s(0, F.PERISHABLE, 1.0, value=1000, off=0),
+        row_s(1, F.PERISHABLE, 1.1, value=1001, cnt=2000, off=1),
+        row_s(2, F.PERISHABLE, 1.2, value=1002, cnt=5000, outcome=Outcome.INFO),
+        row_s(3, F.PERISHABLE, 1.3, value=1003, off=3),
         pull(10, 2.0, 0, 0),
         pull(11, 2.1, 1, 1),
         pull(12, 2.2, 2, 2),
         pull(13, 9.0, 0, 0),
         pull(14, 9.1, 1, 3),
-        row(20, F.LIVING, 2.0, value=1001, group="g"),
-        row(21, F.LIVING, 9.0, group="g"),
+        row_s(20, F.LIVING, 2.0, value=1001, group="g"),
+        row_s(21, F.LIVING, 9.0, group="g"),
     ]
     return {op.op_id: op for op in rows}
 

@@ -2,43 +2,26 @@
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Any
+
 import pytest
 
 from dledger.jepsen_like.checkers import locks
 from dledger.jepsen_like.checkers.locks import check_history
-from dledger.jepsen_like.history.operation import NEVER, NOTHING, F, Operation, Outcome
+from dledger.jepsen_like.history.operation import NOTHING, F, Operation, Outcome
+from tests.harness.rows import row
 
 LEASE = 1_000
 
 
-def row(
-    op_id: int,
-    f: F,
-    process: int,
-    call: int,
-    ret: int,
-    token: int = NOTHING,
-    outcome: Outcome = Outcome.OK,
+def act(
+    f: F, op_id: int, process: int, call: int, ret: int, token: int = NOTHING, **more: Any
 ) -> Operation:
-    ends = NEVER if outcome is Outcome.INFO else ret
-    return Operation(
-        op_id, op_id, process, -1, f, outcome, call, ends, "t", 0, group="g", token=token
-    )
+    return row(op_id, f, call, ret, process=process, group="g", token=token, **more)
 
 
-def lock(op_id: int, process: int, call: int, ret: int, token: int = NOTHING) -> Operation:
-    return row(op_id, F.LOCK, process, call, ret, token)
-
-
-def unlock(
-    op_id: int,
-    process: int,
-    call: int,
-    ret: int,
-    token: int = NOTHING,
-    outcome: Outcome = Outcome.OK,
-) -> Operation:
-    return row(op_id, F.UNLOCK, process, call, ret, token, outcome)
+lock, unlock, commit = (partial(act, f) for f in (F.LOCK, F.UNLOCK, F.COMMIT))
 
 
 def names(*rows: Operation, clock_error_ns: int = 0) -> list[str]:
@@ -69,8 +52,8 @@ def test_clocks_that_are_apart_shorten_a_lease() -> None:
 @pytest.mark.parametrize("outcome", [Outcome.OK, Outcome.INFO])
 def test_unlock_unknown_may_count_failed_does_not(outcome: Outcome) -> None:
     rows = [lock(0, 1, 0, 10, 5), lock(2, 2, 50, 60, 7)]
-    assert names(*rows, unlock(1, 1, 55, 90, 5, outcome)) == []
-    assert names(*rows, unlock(1, 1, 55, 90, 5, Outcome.FAIL)) == [locks.TWO_HOLDERS]
+    assert names(*rows, unlock(1, 1, 55, 90, 5, outcome=outcome)) == []
+    assert names(*rows, unlock(1, 1, 55, 90, 5, outcome=Outcome.FAIL)) == [locks.TWO_HOLDERS]
 
 
 def test_an_unknown_unlock_without_a_token_may_end_a_later_hold() -> None:
@@ -125,11 +108,11 @@ def test_grants_of_other_queues_and_groups_are_judged_apart() -> None:
 def test_what_is_done_with_a_token_proves_its_grant() -> None:
     """The newer grant's own answer came late; what was done under it came before."""
     newer = lock(0, 2, 0, 500, 7)
-    shown = row(1, F.COMMIT, 2, 20, 30, 7)
-    assert names(newer, shown, row(2, F.COMMIT, 1, 31, 40, 5)) == [locks.NOT_FENCED]
-    assert names(newer, shown, row(2, F.COMMIT, 1, 30, 40, 5)) == []
-    assert names(newer, shown, row(2, F.COMMIT, 1, 31, 40, 5, Outcome.FAIL)) == []
-    assert names(newer, shown, row(2, F.COMMIT, 1, 31, 40, 5, Outcome.INFO)) == []
+    shown = commit(1, 2, 20, 30, 7)
+    assert names(newer, shown, commit(2, 1, 31, 40, 5)) == [locks.NOT_FENCED]
+    assert names(newer, shown, commit(2, 1, 30, 40, 5)) == []
+    assert names(newer, shown, commit(2, 1, 31, 40, 5, outcome=Outcome.FAIL)) == []
+    assert names(newer, shown, commit(2, 1, 31, 40, 5, outcome=Outcome.INFO)) == []
 
 
 def test_a_late_unlock_with_an_old_token_has_nothing_to_unlock() -> None:
@@ -138,4 +121,4 @@ def test_a_late_unlock_with_an_old_token_has_nothing_to_unlock() -> None:
 
 
 def test_no_grant_proves_nothing() -> None:
-    assert check_history([row(0, F.LOCK, 1, 0, 10, outcome=Outcome.FAIL)]).validity == "unknown"
+    assert check_history([lock(0, 1, 0, 10, outcome=Outcome.FAIL)]).validity == "unknown"

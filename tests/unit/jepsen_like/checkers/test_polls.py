@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dledger.jepsen_like.checkers import delayed, polls
 from dledger.jepsen_like.history.operation import F, History, Level, Operation, Outcome, RunHeader
+from tests.harness.rows import row
 
 OK = Outcome.OK
 
@@ -11,28 +12,15 @@ OK = Outcome.OK
 def poll(
     op_id: int, off: int, count: int, *, process: int = 1, low: int = -1, end: int = -1
 ) -> Operation:
-    return Operation(
-        op_id, op_id, process, -1, F.PULL, OK, op_id * 10, op_id * 10 + 5, "t", 0, off, count, end,
-        low, values=tuple(range(100 + off, 100 + off + count)), group="g",
+    values = tuple(range(100 + off, 100 + off + count))
+    return row(
+        op_id, F.PULL, op_id * 10, op_id * 10 + 5, process=process, off=off, cnt=count, max_off=end,
+        min_off=low, values=values, group="g",
     )  # fmt: skip
 
 
 def fetch(op_id: int, off: int) -> Operation:
-    return Operation(
-        op_id,
-        op_id,
-        1,
-        -1,
-        F.FETCH_COMMIT,
-        OK,
-        op_id * 10,
-        op_id * 10 + 5,
-        "t",
-        0,
-        off,
-        1,
-        group="g",
-    )
+    return row(op_id, F.FETCH_COMMIT, op_id * 10, op_id * 10 + 5, off=off, cnt=1, group="g")
 
 
 def found(*rows: Operation) -> list[tuple[str, tuple[int, ...]]]:
@@ -79,12 +67,10 @@ def test_a_pull_without_a_group_is_no_poll() -> None:
 
 
 def test_late_read_counts_from_send_return_to_read_call() -> None:
-    send = Operation(0, 0, 0, -1, F.SEND, OK, 0, 10, "t", 0, value=100, due_ns=1_000)
-    missed = Operation(1, 1, 1, -1, F.MAX_OFFSET, OK, 1_110, 1_120, "t", 0, max_off=0)
-    other = Operation(2, 2, 1, -1, F.MAX_OFFSET, OK, 1_500, 1_520, "t", 0, max_off=1)
-    seen = Operation(
-        3, 3, 1, -1, F.PULL, OK, 1_600, 1_610, "t", 0, 0, 1, 1, values=(100,)
-    )  # fmt: skip
+    send = row(0, F.SEND, 0, 10, process=0, value=100, due_ns=1_000)
+    missed = row(1, F.MAX_OFFSET, 1_110, 1_120, max_off=0)
+    other = row(2, F.MAX_OFFSET, 1_500, 1_520, max_off=1)
+    seen = row(3, F.PULL, 1_600, 1_610, off=0, cnt=1, max_off=1, values=(100,))
     history = History(RunHeader("late"), [send, other, missed, seen])
 
     def late(late_max_ns: int | None) -> list[tuple[int, ...]]:

@@ -30,7 +30,6 @@ from dledger.jepsen_like.checkers.pop_ends import (
     STALE,
 )
 from dledger.jepsen_like.history.operation import (
-    NEVER,
     NOTHING,
     F,
     History,
@@ -38,25 +37,23 @@ from dledger.jepsen_like.history.operation import (
     Outcome,
     RunHeader,
 )
+from tests.harness.rows import row
 
 SPAN = 100
 """Invisible time, ms."""
 
 
-def row(op_id: int, f: F, call: int, ret: int, off: int = 0, **more: Any) -> Operation:
+def row_ms(op_id: int, f: F, call: int, ret: int, off: int = 0, **more: Any) -> Operation:
     """Return a row with stamps in milliseconds."""
     fields: dict[str, Any] = {
-        "topic": "T", "queue": 0, "off": off, "group": "g", "cnt": 1 if f == F.RECEIVE else 0,
-        "status": SPAN if f != F.ACK else NOTHING, "txn": 7, "outcome": Outcome.OK, "process": 1,
-        **more,
+        "topic": "T", "off": off, "group": "g", "cnt": 1 if f == F.RECEIVE else 0, "txn": 7,
+        "status": SPAN if f != F.ACK else NOTHING, **more,
     }  # fmt: skip
-    outcome, process = fields.pop("outcome"), fields.pop("process")
-    end = NEVER if outcome == Outcome.INFO else ret * MS_NS
-    return Operation(op_id, op_id, process, NOTHING, f, outcome, call * MS_NS, end, **fields)
+    return row(op_id, f, call * MS_NS, ret * MS_NS, **fields)
 
 
 def received(op_id: int, call: int, ret: int, off: int = 0, **more: Any) -> Operation:
-    return row(op_id, F.RECEIVE, call, ret, off, **more)
+    return row_ms(op_id, F.RECEIVE, call, ret, off, **more)
 
 
 def names(*rows: Operation, clock_error_ms: int = 0) -> set[str]:
@@ -67,12 +64,12 @@ def names(*rows: Operation, clock_error_ms: int = 0) -> set[str]:
 CLEAN = (
     received(0, 0, 1),
     received(1, 0, 1, 1),
-    row(2, F.ACK, 5, 6, 1),
+    row_ms(2, F.ACK, 5, 6, 1),
     received(3, 100, 101, cnt=2, txn=8),
-    row(4, F.CHANGE_TIME, 110, 111, txn=8, min_off=9, status=500),
-    row(5, F.ACK, 112, 113, txn=8, outcome=Outcome.FAIL),
+    row_ms(4, F.CHANGE_TIME, 110, 111, txn=8, min_off=9, status=500),
+    row_ms(5, F.ACK, 112, 113, txn=8, outcome=Outcome.FAIL),
     received(6, 609, 610, cnt=3, txn=10),
-    row(7, F.ACK, 611, 612, txn=10),
+    row_ms(7, F.ACK, 611, 612, txn=10),
     received(8, 700, 701, NOTHING, min_off=0, max_off=2),
 )
 
@@ -93,7 +90,7 @@ def test_message_at_the_place_of_another_one_is_named() -> None:
 
 
 def test_received_message_is_that_of_its_queue() -> None:
-    send = row(0, F.SEND, 0, 1, 2, value=5, cnt=0, status=NOTHING, txn=NOTHING, group="")
+    send = row_ms(0, F.SEND, 0, 1, 2, value=5, cnt=0, status=NOTHING, txn=NOTHING, group="")
     rows = [send, received(1, 2, 3, 2, value=5), received(2, 2, 3, 7, value=5, group="other")]
     verdicts = {each.checker: each for each in check_everything(History(RunHeader(""), rows))}
     assert [(one.name, one.operations) for one in verdicts["pop"].violations] == [(OTHER, (2,))]
@@ -112,8 +109,8 @@ def test_an_end_far_away_is_judged_at_once() -> None:
         ((received(9, 607, 608, cnt=4, txn=20),), WENT_BACK),
         ((received(9, 620, 630, cnt=4, txn=20),), AGAIN),
         ((received(9, 620, 630, cnt=4, txn=20),), EARLY),
-        ((row(9, F.ACK, 102, 103, txn=7),), OLD_RECEIPT),
-        ((row(9, F.CHANGE_TIME, 615, 616, txn=9, min_off=30),), OLD_RECEIPT),
+        ((row_ms(9, F.ACK, 102, 103, txn=7),), OLD_RECEIPT),
+        ((row_ms(9, F.CHANGE_TIME, 615, 616, txn=9, min_off=30),), OLD_RECEIPT),
         ((received(9, 900, 901, NOTHING, min_off=0, max_off=3),), LOST),
         ((received(9, 900, 901, cnt=4, txn=20, value=5),), OTHER),
     ],
@@ -127,10 +124,10 @@ def test_planted_anomaly_is_named(rows: tuple[Operation, ...], name: str) -> Non
     [
         ((received(0, 0, 50), received(1, 0, 50, txn=8)), TWICE),
         ((received(0, 0, 50), received(1, 0, 50, cnt=2, txn=8)), EARLY),
-        ((received(0, 0, 1), row(2, F.ACK, 90, 120), received(1, 80, 110, cnt=2, txn=8)), AGAIN),
-        ((received(0, 0, 1), row(2, F.ACK, 40, 190), received(1, 50, 190, cnt=2, txn=8)), AGAIN),
+        ((received(0, 0, 1), row_ms(2, F.ACK, 90, 120), received(1, 80, 110, cnt=2, txn=8)), AGAIN),
+        ((received(0, 0, 1), row_ms(2, F.ACK, 40, 190), received(1, 50, 190, cnt=2, txn=8)), AGAIN),
         (
-            (received(0, 0, 1), *(row(at, F.CHANGE_TIME, 10, 20, min_off=at) for at in (8, 9))),
+            (received(0, 0, 1), *(row_ms(at, F.CHANGE_TIME, 10, 20, min_off=at) for at in (8, 9))),
             OLD_RECEIPT,
         ),
     ],
@@ -147,11 +144,11 @@ def test_time_is_counted_from_the_call() -> None:
 
 
 def test_change_of_unknown_outcome_may_shorten_the_time() -> None:
-    change = row(1, F.CHANGE_TIME, 10, 0, min_off=NOTHING, status=20, outcome=Outcome.INFO)
+    change = row_ms(1, F.CHANGE_TIME, 10, 0, min_off=NOTHING, status=20, outcome=Outcome.INFO)
     rows = (received(0, 0, 1), change, received(2, 30, 31, cnt=2, txn=8))
     assert names(*rows) == set()
     assert names(rows[0], rows[2]) == {EARLY}
-    longer = row(1, F.CHANGE_TIME, 10, 0, min_off=NOTHING, status=900, outcome=Outcome.INFO)
+    longer = row_ms(1, F.CHANGE_TIME, 10, 0, min_off=NOTHING, status=900, outcome=Outcome.INFO)
     assert names(rows[0], longer, received(2, 101, 102, cnt=2, txn=8)) == set()
 
 
@@ -166,7 +163,7 @@ def test_order_is_kept_until_the_one_ahead_is_over() -> None:
     for call, ret in ((0, 9), (0, 20), (10, 31), (30, 40), (32, 109)):
         assert names(ahead, later(call, ret)) == {OUT_OF_ORDER}
         for outcome in (Outcome.OK, Outcome.INFO):
-            ack = row(3, F.ACK, ret, 200, group=group, outcome=outcome)
+            ack = row_ms(3, F.ACK, ret, 200, group=group, outcome=outcome)
             assert names(ahead, ack, later(call, ret)) == set()
     assert names(ahead, later(10, 31, process=1)) == set(), "one answer has both"
     assert names(ahead, later(0, 110)) == set(), "it may have been given up"
@@ -181,24 +178,24 @@ def test_held_receive_begins_when_the_attempt_before_is_over() -> None:
     held = received(1, 60, 101, cnt=2, txn=8)
     assert names(received(0, 0, 1), held, received(2, 170, 199, cnt=3, txn=9)) == {EARLY}
     assert names(received(0, 0, 1), held, received(2, 170, 200, cnt=3, txn=9)) == set()
-    shorter = row(3, F.CHANGE_TIME, 10, 11, min_off=9, status=30)
+    shorter = row_ms(3, F.CHANGE_TIME, 10, 11, min_off=9, status=30)
     rows = (received(0, 0, 1), shorter, held, received(2, 150, 160, cnt=3, txn=9))
     assert names(*rows) == set()
 
 
 @pytest.mark.parametrize("f", [F.ACK, F.CHANGE_TIME])
 def test_receipt_that_was_replaced_is_refused(f: F) -> None:
-    change = row(1, F.CHANGE_TIME, 10, 11, min_off=9, status=900)
+    change = row_ms(1, F.CHANGE_TIME, 10, 11, min_off=9, status=900)
     rows = (received(0, 0, 1), change)
-    assert names(*rows, row(2, f, 12, 13, txn=7, min_off=10)) == {OLD_RECEIPT}
-    assert names(*rows, row(2, f, 12, 13, txn=9, min_off=10)) == set()
-    assert names(*rows, row(2, f, 10, 13, txn=7, min_off=10)) == {OLD_RECEIPT}
-    refused = row(2, f, 12, 13, txn=7, err=STALE, outcome=Outcome.FAIL)
+    assert names(*rows, row_ms(2, f, 12, 13, txn=7, min_off=10)) == {OLD_RECEIPT}
+    assert names(*rows, row_ms(2, f, 12, 13, txn=9, min_off=10)) == set()
+    assert names(*rows, row_ms(2, f, 10, 13, txn=7, min_off=10)) == {OLD_RECEIPT}
+    refused = row_ms(2, f, 12, 13, txn=7, err=STALE, outcome=Outcome.FAIL)
     assert names(*rows, refused) == set()
 
 
 def refused(op_id: int, call: int, ret: int, **more: Any) -> Operation:
-    return row(op_id, F.ACK, call, ret, err=STALE, outcome=Outcome.FAIL, **more)
+    return row_ms(op_id, F.ACK, call, ret, err=STALE, outcome=Outcome.FAIL, **more)
 
 
 def test_receipt_that_stands_is_accepted() -> None:
@@ -209,26 +206,26 @@ def test_receipt_that_stands_is_accepted() -> None:
     assert names(delivery, refused(1, 50, 60, txn=8)) == set()
     for outcome in (Outcome.OK, Outcome.INFO):
         for f in (F.ACK, F.CHANGE_TIME):
-            other = row(2, f, 55, 57, outcome=outcome, min_off=9)
+            other = row_ms(2, f, 55, 57, outcome=outcome, min_off=9)
             assert GOOD_RECEIPT not in names(delivery, other, refused(1, 50, 60))
             assert GOOD_RECEIPT not in names(delivery, other, refused(1, 50, 55))
             assert GOOD_RECEIPT in names(delivery, other, refused(1, 50, 54))
-    change = row(2, F.CHANGE_TIME, 10, 11, min_off=9, status=900)
+    change = row_ms(2, F.CHANGE_TIME, 10, 11, min_off=9, status=900)
     assert names(delivery, change, refused(1, 50, 60, txn=9)) == {GOOD_RECEIPT}
-    busy = row(1, F.ACK, 50, 60, err="RequestFailedError", outcome=Outcome.FAIL)
+    busy = row_ms(1, F.ACK, 50, 60, err="RequestFailedError", outcome=Outcome.FAIL)
     assert names(delivery, busy) == set()
 
 
 def given_up(op_id: int, value: int, cnt: int = 2, **more: Any) -> Operation:
     fields = {"topic": "%DLQ%g", "txn": NOTHING, **more}
-    return row(op_id, F.GIVEN_UP, 900, 901, NOTHING, value=value, cnt=cnt, max_off=0, **fields)
+    return row_ms(op_id, F.GIVEN_UP, 900, 901, NOTHING, value=value, cnt=cnt, max_off=0, **fields)
 
 
 ENDED = (
     received(0, 0, 1, 0, value=5),
     received(1, 100, 101, 0, value=5, cnt=2, txn=8),
     received(2, 0, 1, 1, value=6),
-    row(3, F.ACK, 5, 6, 1),
+    row_ms(3, F.ACK, 5, 6, 1),
     given_up(4, 5),
     received(5, 910, 911, NOTHING, min_off=0, max_off=2, cnt=2),
 )
@@ -267,9 +264,9 @@ def test_ends_are_not_judged_without_all_dead_letters() -> None:
 
 
 def test_ack_of_unknown_outcome_may_be_an_end() -> None:
-    unknown = row(3, F.ACK, 5, 6, 1, outcome=Outcome.INFO)
+    unknown = row_ms(3, F.ACK, 5, 6, 1, outcome=Outcome.INFO)
     assert names(*ENDED[:3], unknown, *ENDED[4:]) == set()
-    failed = row(3, F.ACK, 5, 6, 1, outcome=Outcome.FAIL)
+    failed = row_ms(3, F.ACK, 5, 6, 1, outcome=Outcome.FAIL)
     assert names(*ENDED[:3], failed, *ENDED[4:]) == {NO_END}
 
 

@@ -7,7 +7,6 @@ from dledger.jepsen_like.checkers.producer_order import NAME, OVERTAKEN
 from dledger.jepsen_like.checkers.verdict import Verdict
 from dledger.jepsen_like.history.operation import (
     CLIENT_BITS,
-    NEVER,
     NOTHING,
     F,
     History,
@@ -17,6 +16,7 @@ from dledger.jepsen_like.history.operation import (
     RunHeader,
 )
 from tests.harness.judged import judged
+from tests.harness.rows import row
 
 
 def check_history(history: History) -> Verdict:
@@ -27,21 +27,9 @@ def send(
     op_id: int, producer: int, number: int, off: int = NOTHING, due_ns: int = NOTHING
 ) -> Operation:
     outcome = Outcome.OK if off != NOTHING else Outcome.INFO
-    return Operation(
-        op_id,
-        op_id,
-        producer,
-        NOTHING,
-        F.SEND,
-        outcome,
-        op_id * 10,
-        op_id * 10 + 5 if outcome is Outcome.OK else NEVER,
-        "T",
-        0,
-        off=off,
-        value=value(producer, number),
-        due_ns=due_ns,
-    )
+    fields = {"process": producer, "outcome": outcome, "off": off, "due_ns": due_ns}
+    at = op_id * 10
+    return row(op_id, F.SEND, at, at + 5, topic="T", value=value(producer, number), **fields)
 
 
 def value(producer: int, number: int) -> int:

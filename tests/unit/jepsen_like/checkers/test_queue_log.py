@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 
@@ -24,6 +25,7 @@ from dledger.jepsen_like.history.operation import (
 )
 from tests.harness.judged import judged
 from tests.harness.queue_histories import TOPIC, random_history
+from tests.harness.rows import row
 from tests.oracles.queue_log import check_history as check_rows
 
 
@@ -31,35 +33,22 @@ def check_history(operations: list[Operation]) -> Verdict:
     return judged(queue_log.NAME, operations)
 
 
+def queue_row(op_id: int, f: F, call: int, ret: int, **fields: Any) -> Operation:
+    return row(op_id, f, call, ret, **{"process": op_id, "topic": TOPIC, **fields})
+
+
 def send(op_id: int, off: int, call: int, ret: int, *, outcome: Outcome = Outcome.OK) -> Operation:
-    known = outcome is Outcome.OK
-    return Operation(
-        op_id,
-        op_id,
-        op_id,
-        -1,
-        F.SEND,
-        outcome,
-        call,
-        NEVER if outcome is Outcome.INFO else ret,
-        TOPIC,
-        0,
-        off if known else -1,
-        value=100 + op_id,
-    )
+    off = off if outcome is Outcome.OK else NOTHING
+    return queue_row(op_id, F.SEND, call, ret, outcome=outcome, off=off, value=100 + op_id)
 
 
 def pull(op_id: int, off: int, values: tuple[int, ...], end: int, call: int, ret: int) -> Operation:
-    return Operation(
-        op_id, op_id, op_id, -1, F.PULL, Outcome.OK, call, ret, TOPIC, 0, off, len(values), end,
-        0, values=values,
-    )  # fmt: skip
+    fields = {"off": off, "cnt": len(values), "max_off": end, "min_off": 0, "values": values}
+    return queue_row(op_id, F.PULL, call, ret, **fields)
 
 
 def max_offset(op_id: int, end: int, call: int, ret: int) -> Operation:
-    return Operation(
-        op_id, op_id, op_id, -1, F.MAX_OFFSET, Outcome.OK, call, ret, TOPIC, 0, max_off=end
-    )
+    return queue_row(op_id, F.MAX_OFFSET, call, ret, max_off=end)
 
 
 INFO, FAIL = Outcome.INFO, Outcome.FAIL
@@ -72,12 +61,9 @@ def without_offset(op_id: int, call: int, ret: int) -> Operation:
 
 
 def transaction(value: int, end_ret: int) -> list[Operation]:
-    half = Operation(10, 10, 1, -1, F.HALF, Outcome.OK, 0, 10, TOPIC, 0, value=value, txn=1)
-    end = Operation(
-        11, 11, 1, -1, F.END_TRANSACTION, Outcome.OK, 20, end_ret, TOPIC, 0, value=value, txn=1,
-        decision=Decision.COMMIT,
-    )  # fmt: skip
-    return [half, end]
+    fields = {"process": 1, "value": value, "txn": 1}
+    end = queue_row(11, F.END_TRANSACTION, 20, end_ret, decision=Decision.COMMIT, **fields)
+    return [queue_row(10, F.HALF, 0, 10, **fields), end]
 
 
 ABSENT = {

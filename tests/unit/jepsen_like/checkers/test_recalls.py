@@ -14,8 +14,6 @@ from dledger.jepsen_like.checkers.delayed import (
 )
 from dledger.jepsen_like.history.columns import ops_table
 from dledger.jepsen_like.history.operation import (
-    NEVER,
-    NOTHING,
     F,
     History,
     Level,
@@ -24,18 +22,16 @@ from dledger.jepsen_like.history.operation import (
     ReplicaRead,
     RunHeader,
 )
+from tests.harness.rows import row
 
 
-def row(f: F, outcome: Outcome, call: int, value: int) -> Operation:
-    end = NEVER if outcome == Outcome.INFO else call + 1
-    op = Operation(call, call, 1, NOTHING, f, outcome, call, end, "orders", 0)
-    op.value, op.due_ns = value, 100
-    return op
+def timer(f: F, outcome: Outcome, call: int, value: int) -> Operation:
+    return row(call, f, call, call + 1, outcome=outcome, topic="orders", value=value, due_ns=100)
 
 
 def names(seen: list[int], *rows: Operation) -> list[str]:
     history = History(RunHeader("r"))
-    history.operations = [row(F.SEND, Outcome.OK, 1, 7), *rows]
+    history.operations = [timer(F.SEND, Outcome.OK, 1, 7), *rows]
     history.replica_reads = [ReplicaRead(500, "n0", "orders", 0, 0, tuple(seen))]
     return [violation.name for violation in check_history(history).violations]
 
@@ -54,21 +50,19 @@ def names(seen: list[int], *rows: Operation) -> list[str]:
 def test_recall_removes_its_message_and_no_other(
     outcome: Outcome, seen: list[int], found: list[str]
 ) -> None:
-    assert names(seen, row(F.RECALL, outcome, 50, 7)) == found
+    assert names(seen, timer(F.RECALL, outcome, 50, 7)) == found
 
 
 @pytest.mark.parametrize(("call", "found"), [(50, [TOO_LATE_EARLY]), (150, [])])
 def test_already_delivered_only_after_its_time(call: int, found: list[str]) -> None:
-    late = row(F.RECALL, Outcome.FAIL, call, 7)
+    late = timer(F.RECALL, Outcome.FAIL, call, 7)
     late.err = DELIVERED_ERROR
     assert names([7], late) == found
 
 
 def test_only_the_read_that_proves_most_is_taken() -> None:
     def read(op_id: int, call_ns: int, end: int, level: Level = Level.LINEARIZABLE) -> Operation:
-        op = Operation(op_id, op_id, 1, NOTHING, F.MAX_OFFSET, Outcome.OK, call_ns, call_ns + 5)
-        op.max_off, op.level = end, level
-        return op
+        return row(op_id, F.MAX_OFFSET, call_ns, call_ns + 5, max_off=end, level=level)
 
     rows = [
         read(1, 10, 0),

@@ -14,12 +14,11 @@ from dledger.jepsen_like.history.operation import (
     F,
     FloorMove,
     History,
-    Operation,
-    Outcome,
     ReplicaRead,
     RunHeader,
 )
 from tests.harness.judged import judged
+from tests.harness.rows import row
 
 HOUR_MS = 3_600_000
 HOUR_NS = HOUR_MS * 1_000_000
@@ -131,22 +130,13 @@ def judged_names(found: History, keeps: Keeps | None) -> set[str]:
 QUEUE = ("t", 0)
 
 
-def row(number: int, f: F, call_ns: int, ret_ns: int) -> Operation:
-    return Operation(number, number, number, -1, f, Outcome.OK, call_ns, ret_ns, *QUEUE)
-
-
 def cut_history(*, holes_left: int, due_ns: int = 20) -> History:
     """Four offsets are removed; sends name all but *holes_left*; a delayed message is missing."""
     found = History(RunHeader("r"))
     for off in range(4 - holes_left):
-        send = row(off, F.SEND, 1, 2 + off)
-        send.off, send.value = off, 100 + off
-        found.operations.append(send)
-    late = row(8, F.SEND, 1, 9)
-    late.value, late.due_ns = 200, due_ns
-    end = row(9, F.MAX_OFFSET, 40, 50)
-    end.max_off = 4
-    found.operations += [late, end]
+        found.operations.append(row(off, F.SEND, 1, 2 + off, off=off, value=100 + off))
+    late = row(8, F.SEND, 1, 9, value=200, due_ns=due_ns)
+    found.operations += [late, row(9, F.MAX_OFFSET, 40, 50, max_off=4)]
     found.replica_reads = [ReplicaRead(99, node, *QUEUE, 4, ()) for node in "ab"]
     return found
 
@@ -173,12 +163,9 @@ def test_a_commit_fits_a_hole_of_its_time_only(seen_ns: int, is_lost: bool) -> N
     """The one hole was filled before *seen_ns*; the commit was called at 30."""
     history = cut_history(holes_left=1)
     del history.operations[3:]
-    half, commit = row(20, F.HALF, 5, 6), row(21, F.END_TRANSACTION, 30, 35)
-    half.value = commit.value = 300
-    half.txn = commit.txn = 1
-    commit.decision = Decision.COMMIT
-    end = row(22, F.MAX_OFFSET, min(20, seen_ns), seen_ns)
-    end.max_off = 4
+    half = row(20, F.HALF, 5, 6, value=300, txn=1)
+    commit = row(21, F.END_TRANSACTION, 30, 35, value=300, txn=1, decision=Decision.COMMIT)
+    end = row(22, F.MAX_OFFSET, min(20, seen_ns), seen_ns, max_off=4)
     history.operations += [half, commit, end]
     found = judged(transactions.NAME, history)
     expected = [(transactions.COMMIT_LOST, (20, 21))] if is_lost else []

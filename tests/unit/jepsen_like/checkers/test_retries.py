@@ -12,7 +12,8 @@ from dledger.jepsen_like.checkers.retries import (
     NOWHERE,
     check_history,
 )
-from dledger.jepsen_like.history.operation import NEVER, NOTHING, F, Operation, Outcome
+from dledger.jepsen_like.history.operation import NOTHING, F, Operation, Outcome
+from tests.harness.rows import row
 
 RETRY, DEAD = "%RETRY%g", "%DLQ%g"
 
@@ -24,17 +25,12 @@ class Rows:
         self.rows: list[Operation] = []
 
     def gave(self, value: int, tries: int, outcome: Outcome = Outcome.OK, asked: int = 0) -> None:
-        op_id = len(self.rows)
-        end = NEVER if outcome == Outcome.INFO else 2
-        op = Operation(op_id, op_id, 1, NOTHING, F.SEND_BACK, outcome, 1, end)
-        op.value, op.cnt, op.status = value, tries, asked
-        self.rows.append(op)
+        fields = {"outcome": outcome, "value": value, "cnt": tries, "status": asked}
+        self.rows.append(row(len(self.rows), F.SEND_BACK, 1, 2, **fields))
 
     def there(self, value: int, tries: int, topic: str = RETRY, min_off: int = 0) -> None:
-        op_id = len(self.rows)
-        op = Operation(op_id, op_id, 1, NOTHING, F.RETURNED, Outcome.OK, 3, 4, topic)
-        op.value, op.cnt, op.min_off = value, tries, min_off
-        self.rows.append(op)
+        fields = {"topic": topic, "value": value, "cnt": tries, "min_off": min_off}
+        self.rows.append(row(len(self.rows), F.RETURNED, 3, 4, **fields))
 
     def names(self) -> list[str]:
         return [violation.name for violation in check_history(self.rows).violations]

@@ -19,27 +19,25 @@ from dledger.jepsen_like.checkers.steps import (
     check_history,
 )
 from dledger.jepsen_like.checkers.verdict import REPORTED_MAX
-from dledger.jepsen_like.history.operation import NEVER, NOTHING, F, Operation, Outcome
+from dledger.jepsen_like.history.operation import F, Operation, Outcome
+from tests.harness.rows import row
 
 
-def row(op_id: int, f: F, **fields: Any) -> Operation:
-    outcome = fields.pop("outcome", Outcome.OK)
-    ret = NEVER if outcome == Outcome.INFO else op_id + 1
-    fields = {"topic": "T", "queue": 0, "group": "g", **fields}
-    return Operation(op_id, op_id, 1, NOTHING, f, outcome, op_id, ret, **fields)
+def group_row(op_id: int, f: F, **fields: Any) -> Operation:
+    return row(op_id, f, op_id, op_id + 1, **{"topic": "T", "group": "g", **fields})
 
 
 def step(op_id: int, off: int, to: int, outcome: Outcome = Outcome.OK, **more: Any) -> Operation:
     fields = {"off": off, "min_off": off, "max_off": to, **more}
-    return row(op_id, F.STEP, outcome=outcome, **fields)
+    return group_row(op_id, F.STEP, outcome=outcome, **fields)
 
 
 def output(op_id: int, of: int, off: int, **more: Any) -> Operation:
-    return row(op_id, F.STEP_FOUND, txn=of, off=off, **more)
+    return group_row(op_id, F.STEP_FOUND, txn=of, off=off, **more)
 
 
 def head(op_id: int, committed: int, *, is_whole: bool = True, **more: Any) -> Operation:
-    return row(op_id, F.STEP_FOUND, max_off=committed, cnt=int(is_whole), **more)
+    return group_row(op_id, F.STEP_FOUND, max_off=committed, cnt=int(is_whole), **more)
 
 
 CLEAN = (

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from dledger.jepsen_like.checkers import batches, queue_log, total_queue, transactions
 from dledger.jepsen_like.checkers.all_checks import check_everything
 from dledger.jepsen_like.checkers.transactions import DISCARD_TOPIC
 from dledger.jepsen_like.history.operation import (
-    NEVER,
+    NOTHING,
     Decision,
     F,
     History,
@@ -18,40 +20,34 @@ from dledger.jepsen_like.history.operation import (
     RunHeader,
 )
 from tests.harness.judged import judged
+from tests.harness.rows import row
 
 OK, INFO, FAIL = Outcome
 
 
 def half(op_id: int, call: int, ret: int, outcome: Outcome = OK) -> Operation:
-    return _row(op_id, F.HALF, call, ret, outcome)
+    return _row(op_id, F.HALF, call, ret, 7 if outcome is OK else NOTHING, outcome=outcome)
 
 
 def end(
     op_id: int, call: int, ret: int, outcome: Outcome = OK, decision: Decision = Decision.COMMIT
 ) -> Operation:
-    op = _row(op_id, F.END_TRANSACTION, call, ret, outcome)
-    op.decision = decision
-    return op
+    return _row(op_id, F.END_TRANSACTION, call, ret, outcome=outcome, decision=decision)
 
 
 def check(op_id: int, at: int) -> Operation:
-    return _row(op_id, F.CHECK, at, at, OK)
+    return _row(op_id, F.CHECK, at, at)
 
 
-def _row(op_id: int, f: F, call: int, ret: int, outcome: Outcome) -> Operation:
-    ends = NEVER if outcome is INFO else ret
-    op = Operation(op_id, op_id, op_id, -1, f, outcome, call, ends, "t", 0, value=100)
-    op.txn = 7 if f != F.HALF or outcome is OK else -1
-    return op
+def _row(op_id: int, f: F, call: int, ret: int, txn: int = 7, **fields: Any) -> Operation:
+    return row(op_id, f, call, ret, process=op_id, value=100, txn=txn, **fields)
 
 
 def pull(
     op_id: int, call: int, ret: int, *values: int, topic: str = "t", end: int = -1
 ) -> Operation:
-    return Operation(
-        op_id, op_id, op_id, -1, F.PULL, OK, call, ret, topic, 0, 0, len(values), end,
-        values=values,
-    )  # fmt: skip
+    fields = {"topic": topic, "off": 0, "cnt": len(values), "max_off": end, "values": values}
+    return row(op_id, F.PULL, call, ret, process=op_id, **fields)
 
 
 def history(*rows: Operation, held: tuple[int, ...] = ()) -> History:
@@ -176,7 +172,7 @@ def test_uncommitted_half_message_explains_no_gap() -> None:
 
 
 def test_transactions_no_verdict_without_a_guarantee() -> None:
-    send = Operation(0, 0, 0, -1, F.SEND, OK, 0, 10, "t", 0, 0, value=100)
+    send = row(0, F.SEND, 0, 10, off=0, value=100)
     judged = {verdict.checker for verdict in check_everything(history(send, held=(100,)))}
     assert judged == {
         "queue_log", "consumer_offsets", "delayed", "replicas", "total_queue"
@@ -187,12 +183,9 @@ def test_transactions_no_verdict_without_a_guarantee() -> None:
 
 def batch(*outcome_and_offsets: int, outcome: Outcome = OK) -> list[Operation]:
     return [
-        Operation(
-            at, 0, 0, -1, F.SEND, outcome, 0, NEVER if outcome is INFO else 10, "t", 0, off,
-            value=100 + at,
-        )
+        row(at, F.SEND, 0, 10, parent_op_id=0, outcome=outcome, off=off, value=100 + at)
         for at, off in enumerate(outcome_and_offsets)
-    ]  # fmt: skip
+    ]
 
 
 @pytest.mark.parametrize("outcome", [OK, INFO])

@@ -18,23 +18,22 @@ from dledger.jepsen_like.checkers.waits import (
 )
 from dledger.jepsen_like.history.columns import ops_table
 from dledger.jepsen_like.history.operation import NEVER, NOTHING, F, Operation, Outcome
+from tests.harness.rows import row
 
 QUIET = FaultRecord(())
 
 
-def row(op_id: int, f: F, call: int, ret: int, off: int, **more: Any) -> Operation:
+def row_ms(op_id: int, f: F, call: int, ret: int, off: int, **more: Any) -> Operation:
     """Return a row with stamps in milliseconds."""
-    fields = {"topic": "T", "queue": 0, "off": off, **more}
-    outcome = fields.pop("outcome", Outcome.OK)
-    end = NEVER if outcome == Outcome.INFO else ret * MS_NS
-    return Operation(op_id, op_id, op_id, NOTHING, f, outcome, call * MS_NS, end, **fields)
+    fields = {"process": op_id, "topic": "T", "off": off, **more}
+    return row(op_id, f, call * MS_NS, ret * MS_NS, **fields)
 
 
 def poll(op_id: int, call: int, ret: int, off: int = 5, **more: Any) -> Operation:
-    return row(op_id, F.PULL, call, ret, off, group="g", **more)
+    return row_ms(op_id, F.PULL, call, ret, off, group="g", **more)
 
 
-SEND = row(0, F.SEND, 90, 100, 5, value=7)
+SEND = row_ms(0, F.SEND, 90, 100, 5, value=7)
 POLLS = (poll(1, 50, 2_050), poll(2, 60, 1_100, cnt=1))
 
 
@@ -68,7 +67,7 @@ def test_polls_that_waited_beside_a_message_are_named() -> None:
         (replace(SEND, due_ns=5), *POLLS),
         (replace(SEND, off=NOTHING), *POLLS),
         (replace(SEND, outcome=Outcome.INFO, ret_ns=NEVER), *POLLS),
-        (SEND, *POLLS, row(3, F.SEND, 200, 451, 9, queue=1)),  # the machine was busy
+        (SEND, *POLLS, row_ms(3, F.SEND, 200, 451, 9, queue=1)),  # the machine was busy
         (SEND, *(replace(op, group="") for op in POLLS)),  # of no subscribed consumer
         (SEND, *(replace(op, outcome=Outcome.INFO, ret_ns=NEVER) for op in POLLS)),
         (SEND, *POLLS, *(poll(at, 3_000, 5_000, 9) for at in range(3, 201))),  # one of a hundred
@@ -98,7 +97,7 @@ def test_polls_are_judged_with_their_waits() -> None:
 
 
 def received(op_id: int, call: int, ret: int, off: int = 0, **more: Any) -> Operation:
-    return row(op_id, F.RECEIVE, call, ret, off, **{"group": "g", "status": 100, **more})
+    return row_ms(op_id, F.RECEIVE, call, ret, off, **{"group": "g", "status": 100, **more})
 
 
 def in_vain(op_id: int, call: int, ret: int, **more: Any) -> Operation:
@@ -136,11 +135,11 @@ def test_receives_that_waited_beside_a_free_message_are_named() -> None:
         (FIRST, in_vain(1, 100, 1_099), in_vain(2, 1_000, 1_999), AGAIN),  # they hardly lasted
         (FIRST, in_vain(1, 100, 1_109), in_vain(2, 0, 1_109), AGAIN),  # it was hardly free
         (FIRST, *(replace(op, outcome=Outcome.INFO, ret_ns=NEVER) for op in WAITS), AGAIN),
-        (FIRST, *WAITS, row(3, F.CHANGE_TIME, 50, 60, 0, group="g", status=4_000), AGAIN),
+        (FIRST, *WAITS, row_ms(3, F.CHANGE_TIME, 50, 60, 0, group="g", status=4_000), AGAIN),
         (
             FIRST,
             *WAITS,
-            row(3, F.CHANGE_TIME, 50, 60, 0, group="g", status=100, outcome=Outcome.INFO),
+            row_ms(3, F.CHANGE_TIME, 50, 60, 0, group="g", status=100, outcome=Outcome.INFO),
             AGAIN,
         ),
         (FIRST, in_vain(1, 100, 2_105, group="h"), in_vain(2, 1_000, 3_001, group="h"), AGAIN),
