@@ -101,8 +101,7 @@ class Links:
         names = list(self._ground.brokers)
         pairs = [(a, b) for a in names for b in names if a != b]
         if not pairs:
-            event.detail = "skipped: one broker"
-            return
+            raise CannotBeDone("one broker")
         pause_s = step.for_ms / 1000 / (2 * len(pairs))
         self._nodes.rng.shuffle(pairs)
         for pair in pairs:

@@ -123,8 +123,7 @@ class MemberChanges:
         """Ask the leader to give the leadership to a member."""
         node = self._nodes.one(step, event)
         if node.name == self._ground.leading():
-            event.detail = "skipped: no other member can move it"
-            return
+            raise CannotBeDone("no other member can move it")
         await self.order(event, step.kind, node.name)
 
     async def add_members(self, step: Step, event: Event) -> None:
@@ -150,8 +149,7 @@ class MemberChanges:
     async def remove_member(self, step: Step, event: Event) -> None:
         """Remove one, and add it again later; sometimes with another disk."""
         node = self._nodes.one(step, event)
-        if not self._nodes.may_hurt(Kind.WIPE, node, event):
-            return
+        self._nodes.check_disks(Kind.WIPE, node)
         await self.order(event, step.kind, node.name)
         await self._ground.sleep(step.for_ms / 1000)
         # Much may have happened to others meanwhile.
@@ -170,11 +168,9 @@ class MemberChanges:
             change = Change.REMOVE_ABSENT
             chosen = choose(change, leader or "", voters, order)
         if chosen is None or +self.away:  # two minorities may be a majority
-            event.detail = f"skipped: {len(voters)} voters are too few, or some are away"
-            return
+            raise CannotBeDone(f"{len(voters)} voters are too few, or some are away")
         if chosen.removed and not self.may_remove(chosen.removed, len(voters)):
-            event.detail = "skipped: what is left of a small list must keep its disks"
-            return
+            raise CannotBeDone("what is left of a small list must keep its disks")
         event.node = ",".join(chosen.away)
         event.detail = f"{change.name.lower()} {chosen.removed}".strip()
         cut_off = step.arg % 2 == 1

@@ -67,19 +67,17 @@ class Moments:
         with trio.move_on_after(step.for_ms / 1000):
             leader = await ground.role_change()
         if not leader:
-            event.detail = "skipped: no role changed"
-            return
+            raise CannotBeDone("no role changed")
         share = step.arg // len(ORDERS) / ORDER_WITHIN_MS
         await ground.sleep(share**3 * ORDER_WITHIN_MS / 1000)
         others = [node for name, node in ground.brokers.items() if name != leader]
         if not others:
-            event.detail = "skipped: one broker"
-            return
+            raise CannotBeDone("one broker")
         node = others[self._nodes.rng.randrange(len(others))]
         event.node = node.name
         removes = kind is Kind.MEMBER_REMOVE
-        if removes and not self._nodes.may_hurt(Kind.WIPE, node, event):
-            return
+        if removes:
+            self._nodes.check_disks(Kind.WIPE, node)
         ground.sometimes["order_at_role_change"] += 1
         await self._members.order(event, kind, node.name, asked=leader)
         if removes:
@@ -96,8 +94,7 @@ class Moments:
         """
         ground, node = self._ground, self._nodes.one(step, event)
         if not ground.leads_now() or ground.leading() != node.name:
-            event.detail = "skipped: it does not lead"
-            return
+            raise CannotBeDone("it does not lead")
         if step.arg % 4 == 2:
             await self._read_after_transfer(node.name, step, event)
             return
@@ -125,8 +122,7 @@ class Moments:
         ground = self._ground
         others = [other for other in ground.brokers if other != name]
         if not others:
-            event.detail = "skipped: one broker"
-            return
+            raise CannotBeDone("one broker")
         target = others[self._nodes.rng.randrange(len(others))]
         pairs = [(other, name) for other in others]
         async with trio.open_nursery() as nursery:
@@ -148,6 +144,15 @@ class Moments:
         with suppress(CannotBeDone):  # another burst is under way
             await self._ground.read_at(name, reads)
 
+
+CUTS: Final = (
+    *(Kind.ISOLATE, Kind.SPLIT, Kind.MUTE, Kind.DEAF, Kind.PARTIAL, Kind.RING, Kind.BRIDGE),
+    Kind.CLIENT_CUT,
+)
+SPOILED: Final = (
+    *(Kind.LOSS, Kind.DELAY, Kind.DUPLICATE, Kind.REORDER, Kind.HOLD, Kind.CORRUPT),
+    Kind.SLOW_LINK,
+)
 
 MOMENT_S: Final = 10.0
 """How long a kill waits for clients to be where it is to hit them."""
@@ -201,23 +206,10 @@ class Nemesis:
             Kind.VERSION_SKEW: nodes.skew_version,
             Kind.FD_LIMIT: self._limit_files,
             Kind.CONNECTIONS: self._flood,
-            Kind.ISOLATE: links.cut_links,
-            Kind.SPLIT: links.cut_links,
-            Kind.MUTE: links.cut_links,
-            Kind.DEAF: links.cut_links,
-            Kind.PARTIAL: links.cut_links,
-            Kind.RING: links.cut_links,
-            Kind.BRIDGE: links.cut_links,
+            **dict.fromkeys(CUTS, links.cut_links),
             Kind.SWIZZLE: links.swizzle,
-            Kind.CLIENT_CUT: links.cut_links,
             Kind.RESET: links.reset,
-            Kind.LOSS: links.spoil_links,
-            Kind.DELAY: links.spoil_links,
-            Kind.DUPLICATE: links.spoil_links,
-            Kind.REORDER: links.spoil_links,
-            Kind.HOLD: links.spoil_links,
-            Kind.CORRUPT: links.spoil_links,
-            Kind.SLOW_LINK: links.spoil_links,
+            **dict.fromkeys(SPOILED, links.spoil_links),
             Kind.DISK_FULL: disks.fill_disk,
             Kind.DISK_SLOW: disks.slow_disk,
             Kind.FSYNC_ERROR: disks.fail_flush,
@@ -238,8 +230,8 @@ class Nemesis:
             Kind.CHANGE_WITHOUT_MINORITY: members.change_without_minority,
             Kind.ROLE_ORDER: moments.order_at_role_change,
             Kind.READ_BURST: moments.read_at_old_leader,
-            Kind.NAMESRV_KILL: nodes.kill_name_server,
-            Kind.PROXY_KILL: nodes.kill_proxy,
+            Kind.NAMESRV_KILL: nodes.kill_servers,
+            Kind.PROXY_KILL: nodes.kill_servers,
             Kind.PROXY_PAUSE: nodes.pause_proxy,
             Kind.CLIENT_KILL: self._kill_client,
             Kind.MID_SEND_KILL: self._kill_client_at,
@@ -299,8 +291,7 @@ class Nemesis:
         with trio.move_on_after(MOMENT_S) as waiting:
             await workload.reach(Moment.SENDING if sending else Moment.HALF_A_BATCH)
         if waiting.cancelled_caught:
-            event.detail = "skipped: no client came to that place"
-            return
+            raise CannotBeDone("no client came to that place")
         if not sending:
             workload.begin_where_committed()
         await node.kill()
@@ -345,10 +336,7 @@ class Nemesis:
             await self._ground.sleep(max(LEAST_STALL_S, most_s * self._nodes.rng.random()))
 
     async def _limit_files(self, step: Step, event: Event) -> None:
-        node = self._nodes.one(step, event)
-        if not node.is_up:
-            event.detail = "skipped: it is not up"
-            return
+        node = self._nodes.one_up(step, event)
         event.detail = await node.limit_files(step.arg)
         await self._ground.sleep(step.for_ms / 1000)
         event.detail = await node.limit_files(None) or event.detail
@@ -371,8 +359,7 @@ class Nemesis:
     async def _lose_date(self, step: Step, event: Event) -> None:
         node = self._nodes.one(step, event)
         if self._wrong_dates:
-            event.detail = "skipped: another date is wrong"
-            return
+            raise CannotBeDone("another date is wrong")
         by_ms = (step.arg or YEARS_OFF) * YEAR_MS
         event.detail = f"by {by_ms} ms"
         self._wrong_dates.add(node.name)

@@ -15,7 +15,7 @@ import trio
 from dledger.jepsen_like.history.operation import Event
 from dledger.jepsen_like.nemesis.ground import CannotBeDone, Ground, Machine, Member
 from dledger.jepsen_like.plans.budget import Budget, newest_of, others_of, tail_is_spare
-from dledger.jepsen_like.plans.plan import Kind, Step
+from dledger.jepsen_like.plans.plan import PROXY_KINDS, Kind, Step
 from dledger.jepsen_like.seeded_rng import SimRng
 
 SUPERVISOR_S: Final = 2.0
@@ -72,6 +72,13 @@ class Nodes:
         event.node = node.name
         return node
 
+    def one_up(self, step: Step, event: Event) -> Member:
+        """Likewise. Raises CannotBeDone: it is not up."""
+        node = self.one(step, event)
+        if not node.is_up:
+            raise CannotBeDone("it is not up")
+        return node
+
     def machine(self, name: str) -> Machine:
         """Return the node of that name: a broker, a NameServer or a client."""
         ground = self._ground
@@ -106,12 +113,10 @@ class Nodes:
         finally:
             self.held_down[node.name] -= 1
 
-    def may_hurt(self, kind: Kind, node: Member, event: Event) -> bool:
-        """Whether a fault may destroy data of *node* now; else *event* is skipped."""
-        if self.allows(kind, node):
-            return True
-        event.detail = "skipped: a majority must keep its disks"
-        return False
+    def check_disks(self, kind: Kind, node: Member) -> None:
+        """Raises CannotBeDone: a fault may not destroy data of *node* now."""
+        if not self.allows(kind, node):
+            raise CannotBeDone("a majority must keep its disks")
 
     def allows(self, kind: Kind, node: Member) -> bool:
         """Whether the budget allows such a fault on *node* now."""
@@ -163,10 +168,7 @@ class Nodes:
 
     async def clean_restart(self, step: Step, event: Event) -> None:
         """Stop a node in order, and start it later."""
-        node = self.one(step, event)
-        if not node.is_up:
-            event.detail = "skipped: it is not up"
-            return
+        node = self.one_up(step, event)
         with self.held(node):
             await node.stop()
         await self.down([node], step.for_ms)
@@ -207,8 +209,7 @@ class Nodes:
     async def wipe(self, step: Step, event: Event) -> None:
         """Remove the folder of a node."""
         node = self.one(step, event)
-        if not self.may_hurt(Kind.WIPE, node, event):
-            return
+        self.check_disks(Kind.WIPE, node)
         await self.lose_folder(node)
         await self.down([node], step.for_ms)
 
@@ -218,53 +219,41 @@ class Nodes:
         power = step.arg % 2 == 0 and self.may_cut_power(node)
         where = await node.kill_at_point(step.arg % STEP_POINTS, power=power)
         if not where:
-            event.detail = "skipped: the disk did nothing"
-            return
+            raise CannotBeDone("the disk did nothing")
         event.detail = f"{'power cut' if power else 'kill'} at {where}"
         self._ground.sometimes[f"ended_at_{where.partition(' ')[0]}"] += 1
         await self.down([node], step.for_ms)
 
     async def skew_version(self, step: Step, event: Event) -> None:
         """Nothing else starts it meanwhile, so it cannot come back as itself too early."""
-        node = self.one(step, event)
-        if not node.is_up:
-            event.detail = "skipped: it is not up"
-            return
+        node = self.one_up(step, event)
         with self.held(node):
             await node.restart_newer()
             await self._ground.sleep(step.for_ms / 1000)
             await node.stop()
         await self.down([node], 0)
 
-    async def kill_name_server(self, step: Step, event: Event) -> None:
-        """Kill a NameServer, or all of them."""
-        servers = list(self._ground.name_servers.values())
+    def _servers(self, step: Step, event: Event) -> list[Machine]:
+        """Return the NameServer or proxy that a step means, or all of its kind."""
+        of_proxies = step.kind in PROXY_KINDS
+        servers = list((self._ground.proxies if of_proxies else self._ground.name_servers).values())
+        if not servers:
+            raise CannotBeDone("no client of this workload goes through a proxy")
         if step.target.isdecimal():
             servers = [servers[int(step.target) % len(servers)]]
         event.node = ",".join(node.name for node in servers)
+        return servers
+
+    async def kill_servers(self, step: Step, event: Event) -> None:
+        """Kill a NameServer or a proxy, or all of its kind."""
+        servers = self._servers(step, event)
         for node in servers:
             await node.kill()
         await self.down(servers, step.for_ms)
 
-    def _proxies(self, step: Step, event: Event) -> list[Machine]:
-        proxies = list(self._ground.proxies.values())
-        if not proxies:
-            raise CannotBeDone("no client of this workload goes through a proxy")
-        if step.target.isdecimal():
-            proxies = [proxies[int(step.target) % len(proxies)]]
-        event.node = ",".join(node.name for node in proxies)
-        return proxies
-
-    async def kill_proxy(self, step: Step, event: Event) -> None:
-        """Kill a proxy, or all of them."""
-        proxies = self._proxies(step, event)
-        for node in proxies:
-            await node.kill()
-        await self.down(proxies, step.for_ms)
-
     async def pause_proxy(self, step: Step, event: Event) -> None:
         """Let a proxy stand still, or all of them."""
-        proxies = self._proxies(step, event)
+        proxies = self._servers(step, event)
         for node in proxies:
             node.pause()
         await self._ground.sleep(step.for_ms / 1000)
@@ -305,13 +294,10 @@ class Disks:
 
     async def fail_flush(self, step: Step, event: Event) -> None:
         """Let the next flush of a node fail."""
-        node = self._nodes.one(step, event)
-        if not node.is_up or not self._nodes.may_hurt(step.kind, node, event):
-            event.detail = event.detail or "skipped: it is not up"
-            return
+        node = self._nodes.one_up(step, event)
+        self._nodes.check_disks(step.kind, node)
         if self._nodes.keeps_unflushed and not self._nodes.may_cut_power(node):
-            event.detail = "skipped: a majority must keep its disks"
-            return
+            raise CannotBeDone("a majority must keep its disks")
         await node.fail_flushes(1)
         await self._ground.sleep(step.for_ms / 1000)
         await node.fail_flushes(0)
@@ -326,8 +312,7 @@ class Disks:
     ) -> None:
         """Destroy data of a node, which is down meanwhile if it *ends*; *act* returns where."""
         nodes, node = self._nodes, self._nodes.one(step, event)
-        if not nodes.may_hurt(step.kind, node, event):
-            return
+        nodes.check_disks(step.kind, node)
         with nodes.held(node) if ends else nullcontext(), nodes.budget.destroying(node.name):
             if ends:
                 await node.kill()
@@ -353,8 +338,7 @@ class Disks:
     async def tear_tail(self, step: Step, event: Event) -> None:
         """Tear what no start can prove was acknowledged, once others hold all of it."""
         nodes, node = self._nodes, self._nodes.one(step, event)
-        if not nodes.may_hurt(step.kind, node, event):
-            return
+        nodes.check_disks(step.kind, node)
         nodes.budget.note_hurt(step.kind, node.name)  # what follows takes time
         with nodes.held(node), nodes.budget.destroying(node.name):
             await node.kill()
@@ -365,10 +349,8 @@ class Disks:
 
     async def lie_about_flushes(self, step: Step, event: Event) -> None:
         """Record what flushes do not make durable; lose it once it is safe without it."""
-        nodes, node = self._nodes, self._nodes.one(step, event)
-        if not node.is_up or not nodes.may_hurt(step.kind, node, event):
-            event.detail = event.detail or "skipped: it is not up"
-            return
+        nodes, node = self._nodes, self._nodes.one_up(step, event)
+        nodes.check_disks(step.kind, node)
         nodes.budget.note_hurt(step.kind, node.name)
         await node.lie_about_flushes(lies=True)
         try:
