@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from enum import IntEnum
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, get_args
 
@@ -293,6 +294,25 @@ def note(text: str) -> None:
     """Tell the person something; standard output stays for results."""
     sys.stderr.write(escaped(text, keep="\n") + "\n")
     sys.stderr.flush()
+
+
+REFRESHES_PER_S: Final = 4
+
+
+@contextmanager
+def live_text(*, is_shown: bool) -> Iterator[Callable[[str], object]]:
+    """Yield what replaces the lines that a person watches on standard error; nothing is written
+    where that is no terminal.
+    """
+    if not (is_shown and sys.stderr.isatty()):
+        yield lambda _text: None
+        return
+    from rich.console import Console
+    from rich.live import Live
+
+    console = Console(stderr=True, highlight=False)
+    with Live(console=console, refresh_per_second=REFRESHES_PER_S) as live:
+        yield live.update
 
 
 # ---------------------------------------------------------------------------------- daemons

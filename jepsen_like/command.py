@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import trio
 from cyclopts import App, Parameter
+from msgspec.structs import replace
 
 from dledger.commitlog.errors import ConfigError
 from dledger.jepsen_like.checkers.verdict import Violation
@@ -20,7 +21,7 @@ from dledger.jepsen_like.plans.shrink import shrink
 from dledger.jepsen_like.soak import SOMETIMES, Gate, Totals, gate, run_worker
 from dledger.jepsen_like.worker import Order, Report, kinds_of, plan_of, report_of, with_preset
 from dledger.jepsen_like.workloads.presets import PRESETS
-from dledger.output import CliError, ExitCode, Output, note, print_json, print_table
+from dledger.output import CliError, ExitCode, Output, live_text, note, print_json, print_table
 
 app = App(
     name="sim",
@@ -39,7 +40,6 @@ GUIDED_DURATION_S: Final = 300.0
 
 NEVER_MET_SHOWN: Final = 12
 FAILURES_SHOWN: Final = 3
-REFRESH_S: Final = 0.5
 PROGRESS_S: Final = 10.0
 
 Keep = Annotated[Path, Parameter(help="Folder for plans, histories and diagrams of failures.")]
@@ -187,13 +187,13 @@ async def soak(
         kinds = kinds_of(order)
     except ConfigError as error:
         raise CliError(str(error), exit_code=ExitCode.USAGE) from None
-    orders = [Order(**{**_fields(order), "first": seed + job, "step": jobs}) for job in range(jobs)]
+    orders = [replace(order, first=seed + job, step=jobs) for job in range(jobs)]
     begin_s = time.monotonic()
-    with _live(output, totals) as refresh:
+    with live_text(is_shown=output != "json") as update:
         async for report in _reports(orders):
             totals.add(report)
             novelty.note(plan_of(report.seed, with_preset(order, report.preset)), report)
-            refresh()
+            update(_text_of(totals))
     missing = totals.missing(at_least)
     never = sorted(f"{fault} with {service}" for fault, service in novelty.never_met(kinds))
     if output == "json":
@@ -261,11 +261,7 @@ async def determinism(
     return ExitCode.OK if passed else ExitCode.FAILED
 
 
-def _fields(order: Order) -> dict[str, Any]:
-    return {name: getattr(order, name) for name in order.__struct_fields__}
-
-
-async def _reports(orders: list[Order]) -> Any:
+async def _reports(orders: list[Order]) -> AsyncIterator[Report]:
     """Yield the reports of all workers as they come."""
     send, receive = trio.open_memory_channel[Report](0)
     async with trio.open_nursery() as nursery:
@@ -277,39 +273,14 @@ async def _reports(orders: list[Order]) -> Any:
                 yield report
 
 
-class _live:  # noqa: N801  # used as a function
-    """Shows counters while a soak runs; nothing for programs."""
-
-    def __init__(self, output: str, totals: Totals) -> None:
-        self._totals = totals
-        self._is_silent = output == "json" or not sys.stderr.isatty()
-        self._live: Any = None
-
-    def __enter__(self) -> Callable[[], None]:
-        if not self._is_silent:
-            from rich.console import Console
-            from rich.live import Live
-
-            self._live = Live(console=Console(stderr=True), refresh_per_second=2)
-            self._live.start()
-        return self._refresh
-
-    def __exit__(self, *_: object) -> None:
-        if self._live is not None:
-            self._live.stop()
-
-    def _refresh(self) -> None:
-        totals = self._totals
-        text = (
-            f"seeds {totals.seeds}   simulated {totals.simulated_s / 3600:,.1f} h   "
-            f"x{totals.speed:,.0f} per CPU second   faults {totals.faults.total():,}   "
-            f"operations {totals.operations.total():,}   violations {len(totals.failed)}\n"
-            + "   ".join(f"{name} {totals.sometimes[name]:,}" for name in SOMETIMES)
-        )
-        if self._live is not None:
-            self._live.update(text)
-        elif not self._is_silent:
-            note(text)
+def _text_of(totals: Totals) -> str:
+    """Return what a person sees while a soak runs."""
+    return (
+        f"seeds {totals.seeds}   simulated {totals.simulated_s / 3600:,.1f} h   "
+        f"x{totals.speed:,.0f} per CPU second   faults {totals.faults.total():,}   "
+        f"operations {totals.operations.total():,}   violations {len(totals.failed)}\n"
+        + "   ".join(f"{name} {totals.sometimes[name]:,}" for name in SOMETIMES)
+    )
 
 
 def show_totals(totals: Totals, reports: list[Report]) -> None:

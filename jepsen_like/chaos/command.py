@@ -23,14 +23,14 @@ from dledger.jepsen_like.chaos.run_command import (
     extras_of,
     faults_of,
     folder_of,
+    judged,
     no_verdict,
     play,
+    repeats,
     show_result,
     show_smallest,
-    verdict_of,
     write_result,
 )
-from dledger.jepsen_like.chaos.run_result import result_of
 from dledger.jepsen_like.chaos.runner import LinksBy, Ran
 from dledger.jepsen_like.checkers.all_checks import check_everything
 from dledger.jepsen_like.plans.draw import SHAPES
@@ -224,10 +224,10 @@ def run(
     with no_verdict(folder):
         ran = play(chosen, folder, extras, is_live=output != "json")
     end = datetime.datetime.now(tz=datetime.UTC)
-    result = _judged(ran) | {
+    result = judged(ran) | {
         "begin": begin.isoformat(timespec="seconds"),
         "end": end.isoformat(timespec="seconds"),
-        **_repeats(extras, extras.command(folder / "plan.json")),
+        **repeats(extras, folder),
         "asked": shlex.join(["dledger-chaos", *_words_of(sys.argv)]),
         "sometimes": dict(sorted(ran.sometimes.items())),
     }
@@ -277,14 +277,6 @@ def _with_async_flush(plan: Plan) -> Plan:
     return msgspec.structs.replace(plan, settings=settings)
 
 
-def _judged(ran: Ran) -> dict[str, Any]:
-    return result_of(ran.history, ran.verdicts, verdict_of(ran), ran.faults)
-
-
-def _repeats(extras: Extras, command: str) -> dict[str, Any]:
-    return {"command": command, "extras": msgspec.to_builtins(extras)}
-
-
 def _finish(folder: Path, result: dict[str, Any], output: str) -> int:
     write_result(folder, result)
     if output == "json":
@@ -310,7 +302,7 @@ def check(name: RunName, /, *, store: Store = DEFAULT_STORE, output: Output = "t
     verdicts = check_everything(history, promised(plan, settled, is_foreign=is_foreign))
     kept = kept_verdicts(folder, {verdict.checker for verdict in verdicts})
     ran = Ran(plan, folder, [*kept, *verdicts], history, Counter(faults_of(folder)))
-    result = _judged(ran) | {"torn_bytes": torn_bytes, "report": str(folder / "report.html")}
+    result = judged(ran) | {"torn_bytes": torn_bytes, "report": str(folder / "report.html")}
     if output == "json":
         print_json({k: v for k, v in result.items() if k not in ("failover_ms", "counts")})
     else:
@@ -407,6 +399,5 @@ def minimize(
         note("stopped")
     page = None
     if (ran := candidates.ran) is not None:
-        command = extras.command(ran.folder / "plan.json")
-        page = write_result(ran.folder, _judged(ran) | _repeats(extras, command))
+        page = write_result(ran.folder, judged(ran) | repeats(extras, ran.folder))
     return show_smallest(plan, candidates, extras, page)

@@ -24,11 +24,13 @@ from dledger.jepsen_like.chaos.recorder import read_run
 from dledger.jepsen_like.chaos.run_command import (
     Extras,
     faults_of,
+    judged,
     no_verdict,
+    repeats,
     verdict_of,
     write_result,
 )
-from dledger.jepsen_like.chaos.run_result import DOUBLED, LOST, result_of
+from dledger.jepsen_like.chaos.run_result import DOUBLED, LOST
 from dledger.jepsen_like.chaos.runner import FINAL_READ, Options, Ran, read_replicas, run_plan
 from dledger.jepsen_like.checkers import replicas
 from dledger.jepsen_like.checkers.all_checks import check_everything
@@ -109,7 +111,7 @@ def demo(
         result = facts_of(ran)
         remove = remove and result["kept"]
         if not remove:
-            result["report"] = str(write_result(folder, result_for_report(ran, folder)))
+            result["report"] = str(write_result(folder, judged(ran) | repeats(Extras(), folder)))
     except Exception:
         # Ctrl-C is no Exception: a person that breaks off does not want the data.
         remove = False
@@ -207,7 +209,7 @@ MEANINGS: Final = {
 def facts_of(ran: Ran) -> dict[str, Any]:
     """Return what the demo shows of a run."""
     verdict = verdict_of(ran)
-    result = result_of(ran.history, ran.verdicts, verdict, ran.faults)
+    result = judged(ran)
     sends = result["counts"].get("send", {})
     by_name = {each.checker: each for each in ran.verdicts}
     equal = by_name.get(replicas.NAME)
@@ -235,14 +237,6 @@ def _drained(history: History) -> list[tuple[int, ...]]:
     """Return the values of each queue of the replica that was read first."""
     first = next((read.node for read in history.replica_reads), None)
     return [read.values for read in history.replica_reads if read.node == first]
-
-
-def result_for_report(ran: Ran, folder: Path) -> dict[str, Any]:
-    """Return `result.json`, as ``dledger-chaos run`` writes it."""
-    result = result_of(ran.history, ran.verdicts, verdict_of(ran), ran.faults)
-    extras = Extras()
-    command = extras.command(folder / PLAN_FILE)
-    return {**result, "command": command, "extras": msgspec.to_builtins(extras)}
 
 
 def check_again(folder: Path) -> dict[str, Any]:

@@ -7,7 +7,6 @@ load is over, in place of its replicas.
 from __future__ import annotations
 
 import shlex
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -24,7 +23,7 @@ from dledger.commitlog.errors import InvariantBroken, MQError
 from dledger.jepsen_like.chaos.machines import RealClient
 from dledger.jepsen_like.chaos.plan_draw import Candidates, step_text
 from dledger.jepsen_like.chaos.recorder import Recorder, encode_json, write_rest, write_tables
-from dledger.jepsen_like.chaos.run_result import too_little
+from dledger.jepsen_like.chaos.run_result import result_of, too_little
 from dledger.jepsen_like.chaos.runner import (
     LIVENESS,
     READERS,
@@ -43,7 +42,7 @@ from dledger.jepsen_like.plans.promised import merge_for, promised
 from dledger.jepsen_like.report.run_folder import RESULT_FILE, read_result
 from dledger.jepsen_like.report.wording import many
 from dledger.jepsen_like.workloads.clients import WorkloadClients
-from dledger.output import CliError, ExitCode, addresses, note, print_table
+from dledger.output import CliError, ExitCode, addresses, live_text, note, print_table
 from dledger.settings.text import parse_delay_levels
 
 # ---------------------------------------------------------------------------------- options
@@ -81,6 +80,12 @@ class Extras(msgspec.Struct, frozen=True):
         if self.links != "proxy":
             words += ["--links", self.links]
         return shlex.join(words)
+
+
+def repeats(extras: Extras, folder: Path) -> dict[str, Any]:
+    """Return what `result.json` has for playing the plan in *folder* again."""
+    command = extras.command(folder / "plan.json")
+    return {"command": command, "extras": msgspec.to_builtins(extras)}
 
 
 def folder_of(name: str, store: Path) -> Path:
@@ -207,8 +212,6 @@ def show_smallest(
     return ExitCode.OK
 
 
-REFRESHES_PER_S: Final = 4
-
 Tell = Callable[[str, Counter[str], Counter[str]], None]
 
 
@@ -227,42 +230,24 @@ def progress_line(phase: str, elapsed_s: float, counts: Counter[str], done: Coun
     )
 
 
-class Progress:
-    """A context: prints what will be done, then shows one line that changes, on standard error.
+@contextmanager
+def progress(plan: Plan, *, is_live: bool) -> Iterator[Tell]:
+    """Print what will be done, then show one line that changes, on standard error.
 
     *is_live*: a person watches; else only the first line is written.
     """
+    note(
+        f"{many(len(plan.steps), 'fault')} in {plan.duration_ms / 1000:.0f} s against "
+        f"{many(plan.members, 'broker')}, {plan.note or f'seed {plan.seed}'}"
+    )
+    begin_s = time.monotonic()
+    with live_text(is_shown=is_live) as update:
 
-    def __init__(self, plan: Plan, *, is_live: bool) -> None:
-        self._plan = plan
-        self._is_live = is_live and sys.stderr.isatty()
-        self._live: Any = None
-        self._begin_s = time.monotonic()
+        def tell(phase: str, counts: Counter[str], done: Counter[str]) -> None:
+            update(progress_line(phase, time.monotonic() - begin_s, counts, done))
 
-    def __enter__(self) -> Tell:
-        plan = self._plan
-        note(
-            f"{many(len(plan.steps), 'fault')} in {plan.duration_ms / 1000:.0f} s against "
-            f"{many(plan.members, 'broker')}, {plan.note or f'seed {plan.seed}'}"
-        )
-        if self._is_live:
-            from rich.console import Console
-            from rich.live import Live
-
-            console = Console(stderr=True, highlight=False)
-            self._live = Live(console=console, refresh_per_second=REFRESHES_PER_S)
-            self._live.start()
-            self._tell("starting", Counter(), Counter())
-        return self._tell
-
-    def __exit__(self, *_: object) -> None:
-        if self._live is not None:
-            self._live.stop()
-
-    def _tell(self, phase: str, counts: Counter[str], done: Counter[str]) -> None:
-        if self._live is not None:
-            elapsed_s = time.monotonic() - self._begin_s
-            self._live.update(progress_line(phase, elapsed_s, counts, done))
+        tell("starting", Counter(), Counter())
+        yield tell
 
 
 # ---------------------------------------------------------------------------------- the run
@@ -301,7 +286,7 @@ def play(plan: Plan, folder: Path, extras: Extras, *, is_live: bool) -> Ran:
     Raises MQError: the cluster did not even start; also within a group.
     """
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
-    with Progress(plan, is_live=is_live) as tell:
+    with progress(plan, is_live=is_live) as tell:
         options = Options(parse_options(extras.set, {}), extras.tree, extras.links, tell)
         if extras.namesrv:
             return trio.run(run_against, tuple(addresses(extras.namesrv)), plan, folder, options)
@@ -311,6 +296,11 @@ def play(plan: Plan, folder: Path, extras: Extras, *, is_live: bool) -> Ran:
 def verdict_of(ran: Ran) -> Verdict:
     """Return the verdict of all checkers over a run."""
     return merge_for(ran.plan.workload, ran.verdicts)
+
+
+def judged(ran: Ran) -> dict[str, Any]:
+    """Return `result.json` of a run, but for what only the runner knows."""
+    return result_of(ran.history, ran.verdicts, verdict_of(ran), ran.faults)
 
 
 READY_WITHIN_S: Final = 30.0

@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Final
+from typing import Final
 
 from dledger.jepsen_like.nemesis.ground import FaultError
 
@@ -74,10 +74,10 @@ def fail_one_flush(
     """
     failed = 0
     with _attached(pid, f"error=EIO:when={nth}", calls=calls, within_s=within_s) as tracer:
-        for line in tracer.lines():
+        for line in tracer.stderr or ():
             if _INJECTED in line:
                 failed += 1
-                tracer.stop()
+                tracer.send_signal(signal.SIGINT)  # detach; more lines come until it has
     return failed
 
 
@@ -104,25 +104,9 @@ def slow_flushes(
     effect = f"delay_enter={delay_ms * 1000}"
     with _attached(pid, effect, calls=calls, within_s=within_s, log=log) as tracer:
         yield done
-        tracer.stop()
+        tracer.send_signal(signal.SIGINT)
     with log.open() as lines:
         done.delayed = sum(_DELAYED in line for line in lines)
-
-
-class _Tracer:
-    """One strace under its `timeout`."""
-
-    def __init__(self, process: subprocess.Popen[str], lines: IO[str]) -> None:
-        self._process = process
-        self._lines = lines
-
-    def lines(self) -> Iterator[str]:
-        """Yield its lines until it has ended."""
-        yield from self._lines
-
-    def stop(self) -> None:
-        """Ask it to detach; more lines come until it has. Idempotent."""
-        self._process.send_signal(signal.SIGINT)
 
 
 @contextmanager
@@ -133,7 +117,8 @@ def _attached(
     calls: tuple[str, ...] = FLUSH_CALLS,
     within_s: int,
     log: Path | None = None,
-) -> Iterator[_Tracer]:
+) -> Iterator[subprocess.Popen[str]]:
+    """Yield a strace under its `timeout`; its lines are those of standard error."""
     names = ",".join(calls)
     command = ["timeout", "--signal=INT", f"--kill-after={DETACH_TIMEOUT_S}", str(within_s)]
     command += ["strace", "-f", "-p", str(pid), "-e", f"trace={names}"]
@@ -144,7 +129,7 @@ def _attached(
             first = process.stderr.readline()
             if "attached" not in first:
                 raise FaultError(f"process {pid} cannot be attached to: {first.strip()}")
-            yield _Tracer(process, process.stderr)
+            yield process
         finally:
             _end(process)
 

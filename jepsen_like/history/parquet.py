@@ -37,6 +37,7 @@ from dledger.jepsen_like.history.operation import (
     Event,
     FloorMove,
     History,
+    LatestRows,
     Operation,
     ReplicaRead,
     ReplicaState,
@@ -135,22 +136,16 @@ def ingest(folder: Path, into: Path | None = None) -> Ingested:
     if not paths:
         raise NoHistoryError(f"{folder} holds no history/*.cbor: name the folder of a run")
     counts, bad = Ingested(), list[BadRecord]()
-    history = History(RunHeader(run_id=""))
-    operations: dict[int, Operation] = {}
-    events: dict[tuple[int, str, str], Event] = {}  # keyed as by `LatestRows`
+    latest, run_id = LatestRows(), ""
     for path in paths:
         for row in _rows(path, counts, bad):
-            if isinstance(row, Operation):
-                operations[row.op_id] = row
-            elif isinstance(row, Event):
-                events[row.at_ns, row.kind, row.target or row.node] = row
-            else:
-                if isinstance(row, RunHeader):
-                    check_header(history.header.run_id, row, folder)
-                history.add(row)
-    history.operations, history.events = list(operations.values()), list(events.values())
-    counts.replaced -= len(operations) + len(events)
-    counts.ops, counts.events = len(operations), len(events)
+            if isinstance(row, RunHeader):
+                check_header(run_id, row, folder)
+                run_id = row.run_id
+            latest.add((row,))
+    history = latest.history()
+    counts.ops, counts.events = len(history.operations), len(history.events)
+    counts.replaced -= counts.ops + counts.events
     counts.bad = len(bad)
     counts.run_id = history.header.run_id or folder.resolve().name
     counts.seed, counts.versions = history.header.seed, history.header.versions

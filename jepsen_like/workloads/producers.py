@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import trio
 
@@ -186,13 +186,20 @@ class Producers:
         self._clients.contents.note(value, message, self.wall_ms(), is_hostile=is_hostile)
         return message
 
+    def _begin(
+        self, process: int, index: int, queue: MessageQueue, rng: SimRng, **drawn: Any
+    ) -> tuple[Message, Operation]:
+        """Return the next message and the row of its send, which is called now."""
+        value = self._clients.next_value(index)
+        message = self._message(value, rng, **drawn)
+        op = self._clients.begin(process, F.SEND, queue)
+        op.value = value
+        return message, op
+
     async def _send(
         self, producer: Sender, process: int, index: int, queue: MessageQueue, rng: SimRng
     ) -> bool:
-        value = self._clients.next_value(index)
-        message = self._message(value, rng)
-        op = self._clients.begin(process, F.SEND, queue)
-        op.value = value
+        message, op = self._begin(process, index, queue, rng)
         with self._clients.attempt(op):
             op.off = (await producer.send_to(queue, message)).queue_offset
         return op.outcome != Outcome.INFO
@@ -205,10 +212,7 @@ class Producers:
             for place in range(rng.randint(2, SEVERAL_MAX)):
                 if place and rng.random() < 0.5:
                     await self._stage.sleep(SEVERAL_S * rng.random())
-                value = self._clients.next_value(index)
-                message = self._message(value, rng)
-                op = self._clients.begin(self._clients.new_process(), F.SEND, queue)
-                op.value = value
+                message, op = self._begin(self._clients.new_process(), index, queue, rng)
                 try:
                     future = await producer.send_async(
                         message, timeout_s=rng.choice(SEVERAL_TIMEOUTS_S), queue=queue
@@ -227,10 +231,7 @@ class Producers:
         self, producer: Sender, process: int, index: int, queue: MessageQueue, rng: SimRng
     ) -> bool:
         level = 1 + rng.randrange(len(self._levels_ms))
-        value = self._clients.next_value(index)
-        message = self._message(value, rng, level)
-        op = self._clients.begin(process, F.SEND, queue)
-        op.value = value
+        message, op = self._begin(process, index, queue, rng, delay_level=level)
         op.due_ns = op.call_ns + self._levels_ms[level - 1] * 1_000_000
         with self._clients.attempt(op):  # the offset it answers is that of the schedule topic
             await producer.send_to(queue, message)
@@ -248,10 +249,7 @@ class Producers:
         """Send a message with a time of its own; remember it in *waiting* for a recall."""
         delay_ms = rng.randint(1, self._timer_delay_max_ms)
         is_absolute = rng.random() < 0.5
-        value = self._clients.next_value(index)
-        message = self._message(value, rng)
-        op = self._clients.begin(process, F.SEND, queue)
-        op.value = value
+        message, op = self._begin(process, index, queue, rng)
         op.due_ns = op.call_ns + delay_ms * 1_000_000
         if is_absolute:
             message.deliver_at_ms = self.wall_ms() + delay_ms
@@ -260,7 +258,7 @@ class Producers:
         with self._clients.attempt(op):  # the offset it answers is that of the timer topic
             result = await producer.send_to(queue, message)
             if result.recall_handle:
-                waiting.append(Waiting(result.recall_handle, queue, value, op.due_ns))
+                waiting.append(Waiting(result.recall_handle, queue, op.value, op.due_ns))
                 del waiting[:-RECALLABLE_MAX]
         return op.outcome != Outcome.INFO
 
@@ -279,10 +277,8 @@ class Producers:
         rows: list[Operation] = []
         messages: list[Message] = []
         for _ in range(count):
-            value = self._clients.next_value(index)
-            messages.append(self._message(value, rng, is_short=is_large))
-            row = self._clients.begin(process, F.SEND, queue)
-            row.value = value
+            message, row = self._begin(process, index, queue, rng, is_short=is_large)
+            messages.append(message)
             row.parent_op_id = rows[0].op_id if rows else row.op_id
             rows.append(row)
         with self._clients.attempt(*rows):
