@@ -20,12 +20,10 @@ from typing import (
     Generic,
     NamedTuple,
     ParamSpec,
-    Protocol,
     Self,
     TypeAlias,
     TypeVar,
     cast,
-    overload,
 )
 
 import trio
@@ -39,6 +37,7 @@ from dledger.client.consumer.pull_consumer import PullConsumer
 from dledger.client.consumer.push_consumer import PushConsumer
 from dledger.client.consumer.subscriptions import SubscriptionExpression
 from dledger.client.core.client_instance import ClientConfig, ClientInstance
+from dledger.client.core.client_state import SameCall
 from dledger.client.core.errors import ClientClosedError, UnknownOutcomeError
 from dledger.client.core.hooks import LocalTransactionState
 from dledger.client.core.message import Message
@@ -273,19 +272,9 @@ class _Held(NamedTuple):
 
 P = ParamSpec("P")
 I_co = TypeVar("I_co", covariant=True)
-R_co = TypeVar("R_co", covariant=True)
 
 
-class _Called(Protocol[P, R_co]):
-    """A blocking method with the signature and the docstring of another one."""
-
-    @overload
-    def __get__(self, instance: None, owner: type[Any]) -> Callable[..., R_co]: ...
-    @overload
-    def __get__(self, instance: object, owner: type[Any] | None = None) -> Callable[P, R_co]: ...
-
-
-def called(method: Callable[Concatenate[Any, P], Awaitable[T]]) -> _Called[P, T]:
+def called(method: Callable[Concatenate[Any, P], Awaitable[T]]) -> SameCall[P, T]:
     """Return a method that waits for the end of *method*, which runs in the loop."""
 
     @functools.wraps(method)
@@ -293,10 +282,10 @@ def called(method: Callable[Concatenate[Any, P], Awaitable[T]]) -> _Called[P, T]
         __tracebackhide__ = True
         return self._client._call(partial(method, self._inner, *args, **kwargs))
 
-    return cast("_Called[P, T]", call)
+    return cast("SameCall[P, T]", call)
 
 
-def passed(method: Callable[Concatenate[Any, P], T]) -> _Called[P, T]:
+def passed(method: Callable[Concatenate[Any, P], T]) -> SameCall[P, T]:
     """Return a method that calls the plain *method* in the loop."""
 
     @functools.wraps(method)
@@ -306,7 +295,7 @@ def passed(method: Callable[Concatenate[Any, P], T]) -> _Called[P, T]:
 
         return self._client._call(work)
 
-    return cast("_Called[P, T]", call)
+    return cast("SameCall[P, T]", call)
 
 
 class _Face(Generic[I_co]):
@@ -412,7 +401,7 @@ class BlockingPushConsumer(_Closing, _Face[PushConsumer]):
         counts: dict[str, int] = self._get("counts")
         return counts
 
-    _get: _Called[[str], Any] = passed(getattr)
+    _get: SameCall[[str], Any] = passed(getattr)
     subscribe = passed(PushConsumer.subscribe)
     unsubscribe = passed(PushConsumer.unsubscribe)
     suspend = passed(PushConsumer.suspend)

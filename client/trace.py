@@ -26,7 +26,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from enum import Enum
 from types import TracebackType
-from typing import Final, Protocol, Self
+from typing import Any, Final, NamedTuple, Protocol, Self
 
 import trio
 
@@ -106,13 +106,76 @@ class TraceContext:
     context_code: int = 0
 
 
+def _java_bool(value: bool) -> str:
+    return "true" if value else "false"
+
+
+def _is_true(text: str) -> bool:
+    return text.lower() == "true"
+
+
+def _or_null(text: str) -> str:
+    return text or _NULL
+
+
+def _not_null(text: str) -> str:
+    return "" if text == _NULL else text
+
+
+class _Field(NamedTuple):
+    """A field of a record: its name in a `TraceContext` or a `TraceBean`, and how it is written."""
+
+    name: str
+    is_of_message: bool
+    write: Callable[[Any], str] = str
+    read: Callable[[str], object] = _not_null
+
+
+_TIME: Final = _Field("time_stamp_ms", False, read=whole_number)
+_REGION: Final = _Field("region_id", False, _or_null)
+_GROUP: Final = _Field("group_name", False)
+_REQUEST: Final = _Field("request_id", False)
+_COST: Final = _Field("cost_time_ms", False, read=whole_number)
+_SUCCESS: Final = _Field("is_success", False, _java_bool, _is_true)
+_CODE: Final = _Field("context_code", False, read=whole_number)
+_TOPIC: Final = _Field("topic", True)
+_ID: Final = _Field("msg_id", True)
+_TAGS: Final = _Field("tags", True, _or_null)
+_KEYS: Final = _Field("keys", True, _or_null)
+_HOST: Final = _Field("store_host", True)
+_LENGTH: Final = _Field("body_length", True, read=whole_number)
+_KIND: Final = _Field("msg_type", True, read=whole_number)
+_PLACE: Final = _Field("offset_msg_id", True)
+_RETRIES: Final = _Field("retry_times", True, read=whole_number)
+_TRANSACTION: Final = _Field("transaction_id", True)
+_STATE: Final = _Field("transaction_state", True)
+_CHECK: Final = _Field("from_transaction_check", True, _java_bool, _is_true)
+
+_OF_MESSAGE: Final = (_TIME, _REGION, _GROUP, _TOPIC, _ID, _TAGS, _KEYS, _HOST)
+_FIELDS: Final = {
+    TraceType.PUB: (*_OF_MESSAGE, _LENGTH, _COST, _KIND, _PLACE, _SUCCESS),
+    TraceType.SUB_BEFORE: (_TIME, _REGION, _GROUP, _REQUEST, _ID, _RETRIES, _KEYS),
+    TraceType.SUB_AFTER: (_REQUEST, _ID, _COST, _SUCCESS, _KEYS, _CODE, _TIME, _GROUP),
+    TraceType.END_TRANSACTION: (*_OF_MESSAGE, _KIND, _TRANSACTION, _STATE, _CHECK),
+}
+_FIELDS_MIN: Final = {
+    TraceType.PUB: 12, TraceType.SUB_BEFORE: 6, TraceType.SUB_AFTER: 4,
+    TraceType.END_TRANSACTION: 12,
+}  # fmt: skip
+"""What the oldest clients wrote of them."""
+
+
 def encode(context: TraceContext) -> str:
     """Return the records of *context*, one for each message."""
-    return "".join(
-        CONTENT_SEPARATOR.join((context.trace_type.value, *_fields(context, bean)))
-        + FIELD_SEPARATOR
-        for bean in context.beans
-    )
+    kind = context.trace_type
+    records = []
+    for bean in context.beans:
+        fields = (
+            field.write(getattr(bean if field.is_of_message else context, field.name))
+            for field in _FIELDS[kind]
+        )
+        records.append(CONTENT_SEPARATOR.join((kind.value, *fields)) + FIELD_SEPARATOR)
+    return "".join(records)
 
 
 def keys_of(context: TraceContext) -> list[str]:
@@ -124,34 +187,6 @@ def keys_of(context: TraceContext) -> list[str]:
     return list(found)
 
 
-def _fields(context: TraceContext, bean: TraceBean) -> tuple[str, ...]:
-    time, region = str(context.time_stamp_ms), context.region_id or _NULL
-    keys, success = bean.keys or _NULL, _java_bool(context.is_success)
-    match context.trace_type:
-        case TraceType.PUB:
-            return (
-                time, region, context.group_name, bean.topic, bean.msg_id, bean.tags or _NULL, keys,
-                bean.store_host, str(bean.body_length), str(context.cost_time_ms),
-                str(bean.msg_type), bean.offset_msg_id, success,
-            )  # fmt: skip
-        case TraceType.SUB_BEFORE:
-            return (
-                time, region, context.group_name, context.request_id, bean.msg_id,
-                str(bean.retry_times), keys,
-            )  # fmt: skip
-        case TraceType.SUB_AFTER:
-            return (
-                context.request_id, bean.msg_id, str(context.cost_time_ms), success, keys,
-                str(context.context_code), time, context.group_name,
-            )  # fmt: skip
-        case TraceType.END_TRANSACTION:
-            return (
-                time, region, context.group_name, bean.topic, bean.msg_id, bean.tags or _NULL, keys,
-                bean.store_host, str(bean.msg_type), bean.transaction_id, bean.transaction_state,
-                _java_bool(bean.from_transaction_check),
-            )  # fmt: skip
-
-
 def decode(text: str) -> Iterator[TraceContext]:
     """Yield what a trace message records, also one of another client; a context has one bean.
 
@@ -161,79 +196,23 @@ def decode(text: str) -> Iterator[TraceContext]:
     for record in text.split(FIELD_SEPARATOR):
         name, *values = record.split(CONTENT_SEPARATOR)
         try:
-            kind = TraceType(name)
-            yield _READERS[kind]([_not_null(value) for value in values])
-        except (ValueError, IndexError):
+            context = _read(TraceType(name), values)
+        except ValueError:
             continue
+        yield context
 
 
-def _read_pub(values: list[str]) -> TraceContext:
-    time, region, group, topic, msg_id, tags, keys, host, length, cost, kind = values[:11]
-    # The oldest clients wrote no offset message id; some later ones their own address at the end.
-    offset_msg_id, success = ("", values[11]) if len(values) == 12 else (values[11], values[12])
-    bean = TraceBean(
-        msg_id, topic, tags, keys, host, whole_number(length), whole_number(kind), offset_msg_id
-    )  # fmt: skip
-    return TraceContext(
-        TraceType.PUB, whole_number(time), (bean,), region, group, whole_number(cost),
-        _is_true(success),
-    )  # fmt: skip
-
-
-def _read_sub_before(values: list[str]) -> TraceContext:
-    time, region, group, request_id, msg_id, retries = values[:6]
-    keys = values[6] if len(values) > 6 else ""
-    bean = TraceBean(msg_id, keys=keys, retry_times=whole_number(retries))
-    return TraceContext(
-        TraceType.SUB_BEFORE, whole_number(time), (bean,), region, group, request_id=request_id
-    )
-
-
-def _read_sub_after(values: list[str]) -> TraceContext:
-    request_id, msg_id, cost, success = values[:4]
-    keys = values[4] if len(values) > 4 else ""
-    bean = TraceBean(msg_id, keys=keys)
-    return TraceContext(
-        TraceType.SUB_AFTER,
-        whole_number(values[6]) if len(values) > 6 else 0,
-        (bean,),
-        group_name=values[7] if len(values) > 7 else "",
-        cost_time_ms=whole_number(cost),
-        is_success=_is_true(success),
-        request_id=request_id,
-        context_code=whole_number(values[5]) if len(values) > 5 else 0,
-    )
-
-
-def _read_end_transaction(values: list[str]) -> TraceContext:
-    time, region, group, topic, msg_id, tags, keys, host, kind, transaction, state, check = values[
-        :12
-    ]
-    bean = TraceBean(
-        msg_id, topic, tags, keys, host, msg_type=whole_number(kind), transaction_id=transaction,
-        transaction_state=state, from_transaction_check=_is_true(check),
-    )  # fmt: skip
-    return TraceContext(TraceType.END_TRANSACTION, whole_number(time), (bean,), region, group)
-
-
-_READERS: Final = {
-    TraceType.PUB: _read_pub,
-    TraceType.SUB_BEFORE: _read_sub_before,
-    TraceType.SUB_AFTER: _read_sub_after,
-    TraceType.END_TRANSACTION: _read_end_transaction,
-}
-
-
-def _java_bool(value: bool) -> str:
-    return "true" if value else "false"
-
-
-def _is_true(text: str) -> bool:
-    return text.lower() == "true"
-
-
-def _not_null(text: str) -> str:
-    return "" if text == _NULL else text
+def _read(kind: TraceType, values: list[str]) -> TraceContext:
+    """Raises ValueError: it is no record of this type."""
+    if len(values) < _FIELDS_MIN[kind]:
+        raise ValueError(f"{len(values)} fields")
+    if kind is TraceType.PUB and len(values) == _FIELDS_MIN[kind]:
+        values.insert(-1, "")  # the oldest clients wrote no offset message id
+    found: tuple[dict[str, Any], dict[str, Any]] = ({"time_stamp_ms": 0}, {})
+    # Some later clients wrote their own address at the end.
+    for field, value in zip(_FIELDS[kind], values, strict=False):
+        found[field.is_of_message][field.name] = field.read(value)
+    return TraceContext(kind, beans=(TraceBean(**found[1]),), **found[0])
 
 
 _log = get_logger(__name__)

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import msgspec
 
-from dledger.client.admin.leader_asks import LeaderAsks
+from dledger.client.admin.daemons import LeaderAsks
 from dledger.remoting.protocol.access_bodies import (
     USER_PREFIX,
     AccessConfigHeader,
@@ -30,21 +30,13 @@ from dledger.remoting.protocol.access_bodies import (
 )
 from dledger.remoting.protocol.bodies import decode_body
 from dledger.remoting.protocol.codes import RequestCode
-from dledger.remoting.protocol.command import ExtFields, RemotingCommand
+from dledger.remoting.protocol.command import RemotingCommand
 
 ItemT = TypeVar("ItemT", bound=msgspec.Struct)
 
 
 class AccessAdmin(LeaderAsks):
     """Reads and changes accounts."""
-
-    async def _ask_for_accounts(
-        self, code: RequestCode, ext: ExtFields
-    ) -> dict[str, RemotingCommand]:
-        return {
-            name: await self._ask_leader(name, code, dict(ext), "TBW102")
-            for name in await self._leading()
-        }
 
     # ------------------------------------------------------------------------------ ACL 1.0
 
@@ -125,7 +117,7 @@ class AccessAdmin(LeaderAsks):
         Raises:
             RequestFailedError, BrokerUnreachableError: A leader does not say.
         """
-        answers = await self._ask_for_accounts(RequestCode.GET_BROKER_CLUSTER_ACL_CONFIG, {})
+        answers = await self._answers(RequestCode.GET_BROKER_CLUSTER_ACL_CONFIG)
         return {name: AclConfig.decode(answer.body) for name, answer in answers.items()}
 
     # ------------------------------------------------------------------------------ ACL 2.0
@@ -182,7 +174,7 @@ class AccessAdmin(LeaderAsks):
     async def users(self, name_part: str = "") -> dict[str, list[UserInfo]]:
         """Return the users of each broker group whose name contains *name_part*."""
         ext = ListUsersHeader(name_part or None).encode()
-        answers = await self._ask_for_accounts(RequestCode.AUTH_LIST_USER, ext)
+        answers = await self._answers(RequestCode.AUTH_LIST_USER, ext)
         return {name: _items(answer, list[UserInfo]) for name, answer in answers.items()}
 
     async def put_policies(
@@ -235,7 +227,7 @@ class AccessAdmin(LeaderAsks):
     ) -> dict[str, list[AclInfo]]:
         """Return the policies of each broker group whose subject and resource contain the parts."""
         ext = ListAclsHeader(name_part or None, resource_part or None).encode()
-        answers = await self._ask_for_accounts(RequestCode.AUTH_LIST_ACL, ext)
+        answers = await self._answers(RequestCode.AUTH_LIST_ACL, ext)
         return {name: _items(answer, list[AclInfo]) for name, answer in answers.items()}
 
 

@@ -10,9 +10,8 @@ import msgspec
 import trio
 
 from dledger.client.admin.access import AccessAdmin
-from dledger.client.admin.daemons import DaemonQueries
+from dledger.client.admin.daemons import LEADER_WAIT_S, DaemonQueries, checked
 from dledger.client.admin.groups import GroupAdmin, sdk_queue
-from dledger.client.admin.leader_asks import ADMIN_TIMEOUT_S, LEADER_WAIT_S, checked
 from dledger.client.admin.messages import DeadLetters, MessageQueries
 from dledger.client.core.errors import (
     ClientError,
@@ -21,7 +20,7 @@ from dledger.client.core.errors import (
     NoRouteError,
     RequestFailedError,
 )
-from dledger.client.core.route import MessageQueue
+from dledger.client.core.route import DEFAULT_TOPIC, MessageQueue
 from dledger.remoting.protocol.bodies import (
     ConsumeStats,
     OffsetWrapper,
@@ -139,7 +138,7 @@ class Admin(DaemonQueries, GroupAdmin, MessageQueries, DeadLetters, AccessAdmin)
             broker_name,
             RequestCode.RAFT_CHANGE,
             {"op": op, "name": name, "address": address},
-            topic="TBW102",
+            topic=DEFAULT_TOPIC,
             timeout_s=CHANGE_TIMEOUT_S,
             attempt_timeout_s=CHANGE_TIMEOUT_S,
         )
@@ -213,7 +212,7 @@ class Admin(DaemonQueries, GroupAdmin, MessageQueries, DeadLetters, AccessAdmin)
                 await self._keep_readable(topic, name, read_queue_nums)
         header = CreateTopicHeader(
             topic=topic,
-            default_topic="TBW102",
+            default_topic=DEFAULT_TOPIC,
             read_queue_nums=read_queue_nums,
             write_queue_nums=queue_nums,
             perm=perm,
@@ -284,10 +283,7 @@ class Admin(DaemonQueries, GroupAdmin, MessageQueries, DeadLetters, AccessAdmin)
             RequestFailedError, BrokerUnreachableError: No leader answers, or it refuses.
         """
         await self._learn_leaders()
-        answer = await self._instance.ask_leader(
-            broker_name, RequestCode.GET_ALL_TOPIC_CONFIG, topic="TBW102", timeout_s=ADMIN_TIMEOUT_S
-        )
-        checked(answer, f"topics of {broker_name}")
+        answer = await self._ask_leader(broker_name, RequestCode.GET_ALL_TOPIC_CONFIG)
         return dict(TopicConfigSerializeWrapper.decode(answer.body).topic_config_table)
 
     async def topic_config(self, topic: str, broker_name: str) -> TopicConfig | None:
@@ -297,13 +293,11 @@ class Admin(DaemonQueries, GroupAdmin, MessageQueries, DeadLetters, AccessAdmin)
             RequestFailedError: It refuses.
             BrokerUnreachableError: Its leader does not answer.
         """
+        # The latter from RocketMQ 4.
+        none = (ResponseCode.TOPIC_NOT_EXIST, ResponseCode.REQUEST_CODE_NOT_SUPPORTED)
         code = RequestCode.GET_TOPIC_CONFIG
-        answer = await self._instance.ask_leader(
-            broker_name, code, {"topic": topic}, topic="TBW102"
-        )
-        if answer.code in (ResponseCode.TOPIC_NOT_EXIST, ResponseCode.REQUEST_CODE_NOT_SUPPORTED):
-            return None  # the latter from RocketMQ 4
-        return TopicConfig.decode(checked(answer, f"{topic} in {broker_name}").body)
+        answer = await self._ask_leader(broker_name, code, {"topic": topic}, also=none)
+        return None if answer.code in none else TopicConfig.decode(answer.body)
 
     async def _keep_readable(self, topic: str, broker_name: str, read_queue_nums: int) -> None:
         """Refuse to take queues for reading away that hold messages."""
@@ -344,14 +338,14 @@ class Admin(DaemonQueries, GroupAdmin, MessageQueries, DeadLetters, AccessAdmin)
             BrokerUnreachableError: Its leader does not answer.
         """
         answer = await self._ask_leader(
-            broker_name, RequestCode.GET_TOPIC_CONFIG, {"topic": topic}, topic
+            broker_name, RequestCode.GET_TOPIC_CONFIG, {"topic": topic}, topic=topic
         )
         config = TopicConfig.decode(answer.body)
         if "readQueueNums" in changes and not gives_up_messages:
             await self._keep_readable(topic, broker_name, int(changes["readQueueNums"]))
         header = CreateTopicHeader(
             topic=topic,
-            default_topic="TBW102",
+            default_topic=DEFAULT_TOPIC,
             read_queue_nums=config.read_queue_nums,
             write_queue_nums=config.write_queue_nums,
             perm=config.perm,
@@ -364,7 +358,7 @@ class Admin(DaemonQueries, GroupAdmin, MessageQueries, DeadLetters, AccessAdmin)
             broker_name,
             RequestCode.UPDATE_AND_CREATE_TOPIC,
             {**header.encode(), **changes, **confirmed},
-            topic,
+            topic=topic,
         )
 
     async def set_topic_perm(
@@ -402,7 +396,7 @@ class Admin(DaemonQueries, GroupAdmin, MessageQueries, DeadLetters, AccessAdmin)
         found: dict[MessageQueue, tuple[int, int]] = {}
         for name in sorted(route.addresses):
             answer = await self._ask_leader(
-                name, RequestCode.GET_TOPIC_STATS_INFO, dict(TopicHeader(topic).encode()), topic
+                name, RequestCode.GET_TOPIC_STATS_INFO, TopicHeader(topic).encode(), topic=topic
             )
             found |= {
                 sdk_queue(queue): (bounds.min_offset, bounds.max_offset)
@@ -422,10 +416,10 @@ class Admin(DaemonQueries, GroupAdmin, MessageQueries, DeadLetters, AccessAdmin)
         for name in sorted({queue.broker_name for queue in route.subscribe_queues}):
             header = GetConsumeStatsHeader(group, topic)
             answer = await self._ask_leader(
-                name, RequestCode.GET_CONSUME_STATS, dict(header.encode()), topic
+                name, RequestCode.GET_CONSUME_STATS, header.encode(), topic=topic
             )
-            for queue, progress in ConsumeStats.decode(answer.body).offset_table.items():
-                found[MessageQueue(queue.topic, queue.broker_name, queue.queue_id)] = progress
+            table = ConsumeStats.decode(answer.body).offset_table
+            found |= {sdk_queue(queue): progress for queue, progress in table.items()}
         return found
 
     # ------------------------------------------------------------------------------ inside

@@ -11,14 +11,13 @@ from typing import Final
 
 import trio
 
-from dledger.client.admin.leader_asks import ADMIN_TIMEOUT_S, LeaderAsks, checked
+from dledger.client.admin.daemons import LeaderAsks, checked
 from dledger.client.consumer.offsets import BrokerOffsets
 from dledger.client.core.client_instance import ClientInstance
 from dledger.client.core.errors import ClientError, RequestFailedError
-from dledger.client.core.route import MessageQueue
+from dledger.client.core.route import DEFAULT_TOPIC, MessageQueue
 from dledger.remoting.protocol import bodies
 from dledger.remoting.protocol.codes import RequestCode, ResponseCode
-from dledger.remoting.protocol.command import ExtFields, RemotingCommand
 from dledger.remoting.protocol.headers import (
     CloneGroupOffsetHeader,
     ConsumerClientHeader,
@@ -88,7 +87,7 @@ class GroupAdmin(LeaderAsks):
             RequestFailedError, BrokerUnreachableError: A leader does not say.
         """
         found: dict[str, bodies.SubscriptionGroupConfig] = {}
-        for answer in await self._answers(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG):
+        for answer in (await self._answers(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)).values():
             found |= bodies.SubscriptionGroupWrapper.decode(answer.body).subscription_group_table
         return found
 
@@ -103,7 +102,7 @@ class GroupAdmin(LeaderAsks):
         """
         changed = []
         for name in await self._leading():
-            answer = await self._ask(
+            answer = await self._ask_leader(
                 name,
                 RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG,
                 {"group": group},
@@ -117,7 +116,7 @@ class GroupAdmin(LeaderAsks):
             if config.consume_enable != enable:
                 config.consume_enable = enable
                 code = RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP
-                await self._ask(name, code, body=config.encode())
+                await self._ask_leader(name, code, body=config.encode())
                 changed.append(name)
         return changed
 
@@ -134,7 +133,7 @@ class GroupAdmin(LeaderAsks):
         found: bodies.ConsumerConnection | None = None
         ext = ConsumerGroupHeader(group).encode()
         for name in broker_names:
-            answer = await self._ask(
+            answer = await self._ask_leader(
                 name,
                 RequestCode.GET_CONSUMER_CONNECTION_LIST,
                 ext,
@@ -155,11 +154,12 @@ class GroupAdmin(LeaderAsks):
     async def producer_connection(self, group: str) -> list[bodies.ClientConnection]:
         """Return the clients of a producer group; errors as `subscription_groups`."""
         found: list[bodies.ClientConnection] = []
-        for answer in await self._answers(
+        answers = await self._answers(
             RequestCode.GET_PRODUCER_CONNECTION_LIST,
             ProducerGroupHeader(group).encode(),
             also=(ResponseCode.SYSTEM_ERROR,),
-        ):
+        )
+        for answer in answers.values():
             if answer.code == ResponseCode.SUCCESS:
                 found += bodies.ProducerConnection.decode(answer.body).connection_set
         return _once_each(found)
@@ -167,7 +167,7 @@ class GroupAdmin(LeaderAsks):
     async def producers(self) -> dict[str, list[bodies.ProducerInfo]]:
         """Return the clients of every producer group; errors as `subscription_groups`."""
         found: dict[str, dict[str, bodies.ProducerInfo]] = {}
-        for answer in await self._answers(RequestCode.GET_ALL_PRODUCER_INFO):
+        for answer in (await self._answers(RequestCode.GET_ALL_PRODUCER_INFO)).values():
             for group, clients in bodies.ProducerTableInfo.decode(answer.body).data.items():
                 known = found.setdefault(group, {})
                 for client in clients:
@@ -214,7 +214,7 @@ class GroupAdmin(LeaderAsks):
         """
         found: dict[MessageQueue, bodies.OffsetWrapper] = {}
         ext = GetConsumeStatsHeader(group).encode()
-        for answer in await self._answers(RequestCode.GET_CONSUME_STATS, ext):
+        for answer in (await self._answers(RequestCode.GET_CONSUME_STATS, ext)).values():
             table = bodies.ConsumeStats.decode(answer.body).offset_table
             found |= {sdk_queue(queue): progress for queue, progress in table.items()}
         return found
@@ -225,7 +225,7 @@ class GroupAdmin(LeaderAsks):
         for name in await self._leading():
             for is_order in (False, True):
                 ext = GetBrokerConsumeStatsHeader(is_order).encode()
-                answer = await self._ask(name, RequestCode.GET_BROKER_CONSUME_STATS, ext)
+                answer = await self._ask_leader(name, RequestCode.GET_BROKER_CONSUME_STATS, ext)
                 for groups in bodies.ConsumeStatsList.decode(answer.body).consume_stats_list:
                     for group, all_stats in groups.items():
                         _add_lags(found.setdefault(group, {}), all_stats)
@@ -279,7 +279,7 @@ class GroupAdmin(LeaderAsks):
         committed: dict[MessageQueue, int] = {}
         for name in sorted({queue.broker_name for queue in route.subscribe_queues}):
             header = GetConsumeStatsHeader(group, topic)
-            answer = await self._ask(name, RequestCode.GET_CONSUME_STATS, header.encode())
+            answer = await self._ask_leader(name, RequestCode.GET_CONSUME_STATS, header.encode())
             table = bodies.ConsumeStats.decode(answer.body).offset_table
             committed |= {sdk_queue(known): said.consumer_offset for known, said in table.items()}
         moves: dict[MessageQueue, OffsetMove] = {}
@@ -362,7 +362,7 @@ class GroupAdmin(LeaderAsks):
     async def _reset_by_request(
         self, name: str, header: ResetOffsetHeader
     ) -> dict[MessageQueue, int] | None:
-        answer = await self._ask(
+        answer = await self._ask_leader(
             name,
             RequestCode.INVOKE_BROKER_TO_RESET_OFFSET,
             header.encode(),
@@ -396,39 +396,8 @@ class GroupAdmin(LeaderAsks):
             ext = GetMaxOffsetHeader(queue.topic, queue.queue_id).encode()
         else:
             ext = QueueHeader(queue.topic, queue.queue_id).encode()
-        answer = await self._ask(queue.broker_name, code, ext)
+        answer = await self._ask_leader(queue.broker_name, code, ext)
         return OffsetResponseHeader.decode(answer.ext).offset
-
-    async def _answers(
-        self,
-        code: RequestCode,
-        ext: ExtFields | None = None,
-        *,
-        also: tuple[ResponseCode, ...] = (),
-    ) -> list[RemotingCommand]:
-        """Return what the leader of each broker group answers."""
-        return [await self._ask(name, code, ext, also=also) for name in await self._leading()]
-
-    async def _ask(
-        self,
-        name: str,
-        code: RequestCode,
-        ext: ExtFields | None = None,
-        body: bytes = b"",
-        *,
-        also: tuple[ResponseCode, ...] = (),
-    ) -> RemotingCommand:
-        answer = await self._instance.ask_leader(
-            name,
-            code,
-            None if ext is None else dict(ext),
-            body,
-            topic="TBW102",
-            timeout_s=ADMIN_TIMEOUT_S,
-        )
-        if answer.code not in also:
-            checked(answer, f"{code.name} on {name}")
-        return answer
 
 
 async def running_info(
@@ -450,7 +419,7 @@ async def running_info(
         broker_name,
         RequestCode.GET_CONSUMER_RUNNING_INFO,
         dict(header.encode()),
-        topic="TBW102",
+        topic=DEFAULT_TOPIC,
         timeout_s=RUNNING_INFO_S,
         attempt_timeout_s=RUNNING_INFO_S,
     )

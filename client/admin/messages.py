@@ -9,7 +9,7 @@ from typing import Final
 
 from typing_extensions import Buffer
 
-from dledger.client.admin.leader_asks import ADMIN_TIMEOUT_S, LeaderAsks, checked
+from dledger.client.admin.daemons import LeaderAsks, checked
 from dledger.client.consumer.pull_consumer import PullConsumer
 from dledger.client.core.errors import DamagedAnswerError, MessageIllegalError, OffsetIllegalError
 from dledger.client.core.message import MAX_ID_CHARS, Message
@@ -130,17 +130,17 @@ class MessageQueries(LeaderAsks):
         route = await self._instance.routes.refresh(topic)
         found: list[MessageExt] = []
         for name in sorted({queue.broker_name for queue in route.subscribe_queues}):
-            answer = await self._instance.ask_leader(
+            none = ResponseCode.QUERY_NOT_FOUND
+            answer = await self._ask_leader(
                 name,
                 RequestCode.QUERY_MESSAGE,
-                dict(header.encode()),
+                header.encode(),
                 topic=topic,
-                timeout_s=ADMIN_TIMEOUT_S,
+                also=(none,),
+                what=f"messages of {topic} with key {key}",
             )
-            if answer.code == ResponseCode.QUERY_NOT_FOUND:
-                continue
-            checked(answer, f"messages of {topic} with key {key} on {name}")
-            found += _records(answer.body, name)
+            if answer.code != none:
+                found += _records(answer.body, name)
         return sorted(found, key=lambda message: message.store_timestamp_ms)
 
     async def query_consume_queue(
@@ -155,7 +155,7 @@ class MessageQueries(LeaderAsks):
         """
         header = QueryConsumeQueueHeader(queue.topic, queue.queue_id, first, count, group)
         answer = await self._ask_leader(
-            queue.broker_name, RequestCode.QUERY_CONSUME_QUEUE, dict(header.encode()), queue.topic
+            queue.broker_name, RequestCode.QUERY_CONSUME_QUEUE, header.encode(), topic=queue.topic
         )
         return QueryConsumeQueueResponseBody.decode(answer.body)
 

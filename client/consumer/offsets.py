@@ -28,7 +28,6 @@ from dledger.client.core.client_instance import ClientInstance
 from dledger.client.core.errors import (
     BrokerUnreachableError,
     ClientError,
-    RequestFailedError,
     RequestTimedOutError,
     refusal,
 )
@@ -40,7 +39,6 @@ from dledger.remoting.protocol import bodies
 from dledger.remoting.protocol.bodies import ConsumeFromWhere
 from dledger.remoting.protocol.codes import RequestCode, ResponseCode
 from dledger.remoting.protocol.headers import QueryConsumerOffsetHeader, UpdateConsumerOffsetHeader
-from dledger.remoting.protocol.outcome import outcome_of
 from dledger.remoting.protocol.own_fields import BY_OPERATOR_FIELD, TOKEN_FIELD
 from dledger.remoting.protocol.topic_names import RETRY_PREFIX
 from dledger.remoting.seams import Clock, Executor
@@ -211,8 +209,7 @@ class BrokerOffsets:
             timeout_s=COMMIT_TIMEOUT_S,
         )
         if answer.code != ResponseCode.SUCCESS:
-            kind = RequestTimedOutError if outcome_of(answer) == "unknown" else RequestFailedError
-            raise refusal(f"{queue}: commit of {offset}", answer, kind)
+            raise refusal(f"{queue}: commit of {offset}", answer)
 
 
 class LocalOffsets:

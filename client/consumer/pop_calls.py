@@ -33,7 +33,6 @@ from dledger.commitlog.record import decode_record
 from dledger.remoting.errors import BadRequestError
 from dledger.remoting.protocol.codes import RequestCode, ResponseCode
 from dledger.remoting.protocol.command import RemotingCommand
-from dledger.remoting.protocol.outcome import outcome_of
 from dledger.remoting.protocol.own_fields import (
     FROM_NOW_FIELD,
     STALE_FIELD,
@@ -461,10 +460,7 @@ def _successful(answer: RemotingCommand, attempts: int = 1) -> RemotingCommand:
     if attempts > 1:
         lost = "an attempt before, whose answer is lost, may have done it"
         raise refusal(lost, answer, RequestTimedOutError)
-    if outcome_of(answer) == "unknown":
-        raise refusal("it may be done, the broker does not know", answer, RequestTimedOutError)
-    code, remark = answer.code, answer.remark or ""
-    raise RequestFailedError(f"code {code} {remark}", code=code, remark=remark)
+    raise refusal("refused", answer)
 
 
 def _messages(answer: RemotingCommand, topic: str, broker_name: str) -> list[ReceivedMessage]:

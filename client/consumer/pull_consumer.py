@@ -21,7 +21,7 @@ from dledger.client.core.errors import (
     NoRouteError,
     OffsetIllegalError,
     RequestFailedError,
-    RequestTimedOutError,
+    refusal,
 )
 from dledger.client.core.links import Link
 from dledger.client.core.message_ext import MessageBlock, MessageExt, PullResult, PullStatus
@@ -41,7 +41,6 @@ from dledger.remoting.protocol.headers import (
     SearchOffsetHeader,
     UpdateConsumerOffsetHeader,
 )
-from dledger.remoting.protocol.outcome import outcome_of
 from dledger.remoting.protocol.own_fields import NO_OFFSET, TOKEN_FIELD, WITH_EXPIRED_FIELD
 
 SUSPEND_S: Final = 20.0
@@ -384,18 +383,8 @@ class PullConsumer(ManagedScope):
             changes=changes,
         )
         if answer.code != ResponseCode.SUCCESS:
-            if outcome_of(answer) == "unknown":
-                raise RequestTimedOutError(
-                    f"{queue}: {code.name} has an unknown outcome: {answer.remark or ''}",
-                    code=answer.code,
-                    remark=answer.remark or "",
-                )
             kind = LockLostError if _is_lock_lost(answer) else RequestFailedError
-            raise kind(
-                f"{queue}: {code.name} refused with code {answer.code}: {answer.remark or ''}",
-                code=answer.code,
-                remark=answer.remark or "",
-            )
+            raise refusal(f"{queue}: {code.name}", answer, kind)
         return answer
 
     async def _offset(

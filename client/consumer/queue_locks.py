@@ -14,7 +14,7 @@ from typing import Final
 import trio
 
 from dledger.client.core.client_instance import ClientInstance
-from dledger.client.core.errors import RequestFailedError, RequestTimedOutError
+from dledger.client.core.errors import RequestFailedError, refusal
 from dledger.client.core.route import MessageQueue
 from dledger.commitlog.errors import MQError
 from dledger.remoting.errors import BadRequestError
@@ -22,7 +22,6 @@ from dledger.remoting.log import get_logger
 from dledger.remoting.protocol import bodies
 from dledger.remoting.protocol.codes import RequestCode, ResponseCode
 from dledger.remoting.protocol.command import RemotingCommand
-from dledger.remoting.protocol.outcome import outcome_of
 from dledger.remoting.protocol.own_fields import TOKENS_FIELD, WANTED, decode_tokens, encode_tokens
 
 _log = get_logger(__name__)
@@ -115,20 +114,9 @@ class LockClient:
         answer = await self._instance.ask_leader(
             broker_name, code, dict(ext), body.encode(), topic=queues[0].topic, timeout_s=timeout_s
         )
-        if answer.code == ResponseCode.SUCCESS:
-            return answer
-        remark = answer.remark or ""
-        if outcome_of(answer) == "unknown":
-            raise RequestTimedOutError(
-                f"{code.name} at {broker_name} has an unknown outcome: {remark}",
-                code=answer.code,
-                remark=remark,
-            )
-        raise RequestFailedError(
-            f"{code.name} refused by {broker_name} with code {answer.code}: {remark}",
-            code=answer.code,
-            remark=remark,
-        )
+        if answer.code != ResponseCode.SUCCESS:
+            raise refusal(f"{code.name} at {broker_name}", answer)
+        return answer
 
 
 def _held(answer: RemotingCommand) -> Held:

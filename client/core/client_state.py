@@ -6,12 +6,15 @@ from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Self
+from typing import Any, ParamSpec, Protocol, Self, TypeVar, overload
 
 import trio
 
 from dledger.client.core.broker_requests import CheckBacks, OpenRequests
 from dledger.client.core.errors import ClientClosedError
+
+P = ParamSpec("P")
+R_co = TypeVar("R_co", covariant=True)
 
 
 @dataclass(slots=True)
@@ -121,3 +124,12 @@ class ManagedScope:
 
 class _BodyFailed(Exception):  # noqa: N818  # never seen outside
     """Stands for the error of the caller's block while a scope closes."""
+
+
+class SameCall(Protocol[P, R_co]):
+    """A method with the signature and the docstring of another one."""
+
+    @overload
+    def __get__(self, instance: None, owner: type[Any]) -> Callable[..., R_co]: ...
+    @overload
+    def __get__(self, instance: object, owner: type[Any] | None = None) -> Callable[P, R_co]: ...

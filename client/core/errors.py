@@ -33,6 +33,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dledger.commitlog.errors import LocalProtocolError, MQError
+from dledger.remoting.protocol.outcome import outcome_of
 
 if TYPE_CHECKING:
     from dledger.client.core.message_ext import SendResult
@@ -249,9 +250,11 @@ class RequestTimedOutError(RequestFailedError):
 def refusal(
     what: str, answer: RemotingCommand, kind: type[RequestFailedError] = RequestFailedError
 ) -> RequestFailedError:
-    """Return the error of an *answer* that is no success."""
-    remark = answer.remark or ""
-    return kind(f"{what}: code {answer.code} {remark}", code=answer.code, remark=remark)
+    """Return the error of an *answer* that is no success: *kind*, unless it may be done."""
+    code, remark, suffix = answer.code, answer.remark or "", ""
+    if outcome_of(answer) == "unknown":
+        kind, suffix = RequestTimedOutError, "; it may be done, the broker does not know"
+    return kind(f"{what}: code {code} {remark}{suffix}", code=code, remark=remark)
 
 
 def same_again(error: MQError) -> MQError:

@@ -13,26 +13,17 @@ import inspect
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from types import TracebackType
-from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar, cast, overload
+from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar, cast
 
 import trio
 
 from dledger.aio.guest import Guest, Held
+from dledger.client.core.client_state import SameCall
 from dledger.client.core.errors import ClientClosedError
 
 P = ParamSpec("P")
 T = TypeVar("T")
-R_co = TypeVar("R_co", covariant=True)
 I_co = TypeVar("I_co", covariant=True)
-
-
-class Carried(Protocol[P, R_co]):
-    """A method with the signature of another one."""
-
-    @overload
-    def __get__(self, instance: None, owner: type[Any]) -> Callable[..., R_co]: ...
-    @overload
-    def __get__(self, instance: object, owner: type[Any] | None = None) -> Callable[P, R_co]: ...
 
 
 class Face(Generic[I_co]):
@@ -52,29 +43,29 @@ class Face(Generic[I_co]):
 
 def carried(
     method: Callable[Concatenate[Any, P], Awaitable[T]],
-) -> Carried[P, Coroutine[Any, Any, T]]:
+) -> SameCall[P, Coroutine[Any, Any, T]]:
     """Return an asyncio method that awaits *method* in trio."""
 
     @functools.wraps(method)
     async def call(self: Face[Any], *args: P.args, **kwargs: P.kwargs) -> T:
         return await self._guest().carry(method, self._inner, *args, **kwargs)
 
-    return cast("Carried[P, Coroutine[Any, Any, T]]", call)
+    return cast("SameCall[P, Coroutine[Any, Any, T]]", call)
 
 
-def passed(method: Callable[Concatenate[Any, P], T]) -> Carried[P, T]:
+def passed(method: Callable[Concatenate[Any, P], T]) -> SameCall[P, T]:
     """Return a method that calls the plain *method*: it runs in the same thread as trio."""
 
     @functools.wraps(method)
     def call(self: Face[Any], *args: P.args, **kwargs: P.kwargs) -> T:
         return method(self._inner, *args, **kwargs)
 
-    return cast("Carried[P, T]", call)
+    return cast("SameCall[P, T]", call)
 
 
 def iterated(
     method: Callable[Concatenate[Any, P], AsyncIterator[T]],
-) -> Carried[P, AsyncIterator[T]]:
+) -> SameCall[P, AsyncIterator[T]]:
     """Return an async generator of asyncio that yields what *method* yields in trio.
 
     One item is fetched ahead. Leave a loop that ends early by ``contextlib.aclosing``.
@@ -99,7 +90,7 @@ def iterated(
         finally:
             await held.close()
 
-    return cast("Carried[P, AsyncIterator[T]]", iterate)
+    return cast("SameCall[P, AsyncIterator[T]]", iterate)
 
 
 @asynccontextmanager
@@ -144,6 +135,22 @@ class ScopedFace(Face[I_co]):
     ) -> None:
         assert self._held is not None
         await self._held.close(error)
+
+
+class _OfGroup(Protocol):
+    group: str
+
+
+G_co = TypeVar("G_co", bound=_OfGroup, covariant=True)
+
+
+class GroupFace(ScopedFace[G_co]):
+    """A producer or a consumer of a group."""
+
+    @property
+    def group(self) -> str:
+        """The producer group, or the consumer group."""
+        return self._inner.group
 
 
 def in_loop(

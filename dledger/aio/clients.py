@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from types import TracebackType
-from typing import Any, Self, TypeAlias, cast
+from typing import Any, Concatenate, ParamSpec, Self, TypeAlias, TypeVar, cast
 
-from dledger.aio.carried import Face, ScopedFace, carried, in_loop, is_async, iterated, passed
+from dledger.aio.carried import (
+    Face,
+    GroupFace,
+    ScopedFace,
+    carried,
+    in_loop,
+    is_async,
+    iterated,
+    passed,
+)
 from dledger.aio.guest import Guest
 from dledger.client import connect as connecting
 from dledger.client.admin import admin
@@ -18,24 +28,18 @@ from dledger.client.consumer import (
     queue_locks,
     simple_consumer,
 )
-from dledger.client.consumer.config import PERSIST_PERIOD_S, PushConfig
+from dledger.client.consumer.config import PushConfig
 from dledger.client.consumer.listener import Answer, ConsumeContext, DeliveredMessage, Listener
-from dledger.client.consumer.lite_pull_consumer import POLLED_LIMITS
-from dledger.client.consumer.offsets import FROM_LAST, ConsumeFrom
-from dledger.client.consumer.process_queue import FlowLimits
-from dledger.client.consumer.rebalance import AllocateMessageQueueStrategy
 from dledger.client.consumer.steps import ConsumeStep
 from dledger.client.consumer.subscriptions import SubscriptionExpression
 from dledger.client.core import client_instance
 from dledger.client.core.client_instance import ClientConfig
 from dledger.client.core.client_state import ClientCounters
 from dledger.client.core.errors import ClientClosedError
-from dledger.client.core.hooks import ConsumeMessageHook
 from dledger.client.core.message import Message
 from dledger.client.core.message_ext import SendResult
 from dledger.client.core.route import MessageQueue
 from dledger.client.producer import producer, results, transaction_producer
-from dledger.client.producer.config import ProducerConfig
 from dledger.client.producer.results import SendCounters
 from dledger.client.producer.transaction import TransactionSendResult
 from dledger.client.producer.transaction_producer import (
@@ -44,8 +48,9 @@ from dledger.client.producer.transaction_producer import (
     TransactionCounters,
     TransactionProducerConfig,
 )
-from dledger.remoting.protocol.topic_names import TRACE_TOPIC
 
+P = ParamSpec("P")
+T = TypeVar("T")
 AsyncListener: TypeAlias = Callable[[Sequence[DeliveredMessage], ConsumeContext], Awaitable[Answer]]
 
 
@@ -125,6 +130,27 @@ class ClientInstance(ScopedFace[client_instance.ClientInstance]):
     abandon = passed(client_instance.ClientInstance.abandon)
 
 
+def taken_from(
+    kind: Callable[Concatenate[client_instance.ClientInstance, P], T],
+) -> Callable[[Callable[[Any], None]], Callable[Concatenate[Face[T], ClientInstance, P], None]]:
+    """Return what makes of an ``__init__`` one that takes what *kind* takes, and holds that."""
+
+    def decorate(
+        init: Callable[[Any], None],
+    ) -> Callable[Concatenate[Face[T], ClientInstance, P], None]:
+        @functools.wraps(kind.__init__)
+        def make(
+            self: Face[T], instance: ClientInstance, *args: P.args, **kwargs: P.kwargs
+        ) -> None:
+            self._inner = kind(instance._inner, *args, **kwargs)
+            self._client = instance
+
+        make.__doc__ = init.__doc__
+        return make  # type: ignore[return-value]  # the instance may be named, too
+
+    return decorate
+
+
 class SendFuture:
     """`dledger.SendFuture` for asyncio."""
 
@@ -147,20 +173,12 @@ class SendFuture:
         return await self._guest.carry(self._future.result)
 
 
-class Producer(ScopedFace[producer.Producer]):
+class Producer(GroupFace[producer.Producer]):
     """`dledger.Producer` for asyncio. Open it with ``async with`` inside its client."""
 
-    def __init__(
-        self, instance: ClientInstance, group: str, config: ProducerConfig | None = None
-    ) -> None:
+    @taken_from(producer.Producer)
+    def __init__(self) -> None:
         """As `dledger.Producer`."""
-        self._inner = producer.Producer(instance._inner, group, config)
-        self._client = instance
-
-    @property
-    def group(self) -> str:
-        """The producer group."""
-        return self._inner.group
 
     @property
     def counters(self) -> SendCounters:
@@ -204,7 +222,7 @@ class Producer(ScopedFace[producer.Producer]):
         return SendFuture(guest, future)
 
 
-class TransactionProducer(ScopedFace[transaction_producer.TransactionProducer]):
+class TransactionProducer(GroupFace[transaction_producer.TransactionProducer]):
     """`dledger.TransactionProducer` for asyncio. Open it with ``async with`` inside its client."""
 
     def __init__(
@@ -220,11 +238,6 @@ class TransactionProducer(ScopedFace[transaction_producer.TransactionProducer]):
             instance._inner, group, check, config
         )
         self._client = instance
-
-    @property
-    def group(self) -> str:
-        """The producer group."""
-        return self._inner.group
 
     @property
     def counters(self) -> TransactionCounters:
@@ -257,7 +270,7 @@ class TransactionProducer(ScopedFace[transaction_producer.TransactionProducer]):
     publish_queues = carried(transaction_producer.TransactionProducer.publish_queues)
 
 
-class PushConsumer(ScopedFace[push_consumer.PushConsumer]):
+class PushConsumer(GroupFace[push_consumer.PushConsumer]):
     """`dledger.PushConsumer` for asyncio. Open it with ``async with`` inside its client."""
 
     def __init__(
@@ -285,11 +298,6 @@ class PushConsumer(ScopedFace[push_consumer.PushConsumer]):
         self._client = instance
 
     @property
-    def group(self) -> str:
-        """The consumer group."""
-        return self._inner.group
-
-    @property
     def queues(self) -> frozenset[MessageQueue]:
         """The queues that are this consumer's now, those of the retry topic included."""
         return self._inner.queues
@@ -306,22 +314,12 @@ class PushConsumer(ScopedFace[push_consumer.PushConsumer]):
     lock_token = passed(push_consumer.PushConsumer.lock_token)
 
 
-class PullConsumer(ScopedFace[pull_consumer.PullConsumer]):
+class PullConsumer(GroupFace[pull_consumer.PullConsumer]):
     """`dledger.PullConsumer` for asyncio. Open it with ``async with`` inside its client."""
 
-    def __init__(
-        self, instance: ClientInstance, group: str, *, follower_reads: bool = False
-    ) -> None:
+    @taken_from(pull_consumer.PullConsumer)
+    def __init__(self) -> None:
         """As `dledger.PullConsumer`."""
-        self._inner = pull_consumer.PullConsumer(
-            instance._inner, group, follower_reads=follower_reads
-        )
-        self._client = instance
-
-    @property
-    def group(self) -> str:
-        """The consumer group."""
-        return self._inner.group
 
     fetch_message_queues = carried(pull_consumer.PullConsumer.fetch_message_queues)
     pull = carried(pull_consumer.PullConsumer.pull)
@@ -342,44 +340,12 @@ class PullConsumer(ScopedFace[pull_consumer.PullConsumer]):
     drain = iterated(pull_consumer.PullConsumer.drain)
 
 
-class LitePullConsumer(ScopedFace[lite_pull_consumer.LitePullConsumer]):
+class LitePullConsumer(GroupFace[lite_pull_consumer.LitePullConsumer]):
     """`dledger.LitePullConsumer` for asyncio. Open it with ``async with`` inside its client."""
 
-    def __init__(
-        self,
-        instance: ClientInstance,
-        group: str,
-        *,
-        consume_from: ConsumeFrom = FROM_LAST,
-        strategy: AllocateMessageQueueStrategy | None = None,
-        auto_commit: bool = True,
-        auto_commit_period_s: float = PERSIST_PERIOD_S,
-        flow_limits: FlowLimits = POLLED_LIMITS,
-        pull_batch_size: int = pull_consumer.ROCKETMQ_PULL_MESSAGES,
-        consume_message_hooks: tuple[ConsumeMessageHook, ...] = (),
-        enable_msg_trace: bool = False,
-        trace_topic: str = TRACE_TOPIC,
-    ) -> None:
+    @taken_from(lite_pull_consumer.LitePullConsumer)
+    def __init__(self) -> None:
         """As `dledger.LitePullConsumer`."""
-        self._inner = lite_pull_consumer.LitePullConsumer(
-            instance._inner,
-            group,
-            consume_from=consume_from,
-            strategy=strategy,
-            auto_commit=auto_commit,
-            auto_commit_period_s=auto_commit_period_s,
-            flow_limits=flow_limits,
-            pull_batch_size=pull_batch_size,
-            consume_message_hooks=consume_message_hooks,
-            enable_msg_trace=enable_msg_trace,
-            trace_topic=trace_topic,
-        )
-        self._client = instance
-
-    @property
-    def group(self) -> str:
-        """The consumer group."""
-        return self._inner.group
 
     @property
     def queues(self) -> frozenset[MessageQueue]:
@@ -421,34 +387,12 @@ class LitePullConsumer(ScopedFace[lite_pull_consumer.LitePullConsumer]):
     committed = carried(lite_pull_consumer.LitePullConsumer.committed)
 
 
-class SimpleConsumer(ScopedFace[simple_consumer.SimpleConsumer]):
+class SimpleConsumer(GroupFace[simple_consumer.SimpleConsumer]):
     """`dledger.SimpleConsumer` for asyncio. Open it with ``async with`` inside its client."""
 
-    def __init__(
-        self,
-        instance: ClientInstance,
-        group: str,
-        subscriptions: dict[str, str | SubscriptionExpression] | None = None,
-        *,
-        invisible_s: float = simple_consumer.INVISIBLE_S,
-        from_end: bool = False,
-        in_order: bool = False,
-    ) -> None:
+    @taken_from(simple_consumer.SimpleConsumer)
+    def __init__(self) -> None:
         """As `dledger.SimpleConsumer`."""
-        self._inner = simple_consumer.SimpleConsumer(
-            instance._inner,
-            group,
-            subscriptions,
-            invisible_s=invisible_s,
-            from_end=from_end,
-            in_order=in_order,
-        )
-        self._client = instance
-
-    @property
-    def group(self) -> str:
-        """The consumer group."""
-        return self._inner.group
 
     subscribe = passed(simple_consumer.SimpleConsumer.subscribe)
     unsubscribe = passed(simple_consumer.SimpleConsumer.unsubscribe)
@@ -461,12 +405,9 @@ class SimpleConsumer(ScopedFace[simple_consumer.SimpleConsumer]):
 class LockClient(Face[queue_locks.LockClient]):
     """`dledger.LockClient` for asyncio."""
 
-    def __init__(
-        self, instance: ClientInstance, group: str, *, client_id: str | None = None
-    ) -> None:
+    @taken_from(queue_locks.LockClient)
+    def __init__(self) -> None:
         """As `dledger.LockClient`."""
-        self._inner = queue_locks.LockClient(instance._inner, group, client_id=client_id)
-        self._client = instance
 
     lock = carried(queue_locks.LockClient.lock)
     unlock = carried(queue_locks.LockClient.unlock)
@@ -475,10 +416,9 @@ class LockClient(Face[queue_locks.LockClient]):
 class Admin(Face[admin.Admin]):
     """`dledger.Admin` for asyncio. Holds nothing open of its own."""
 
-    def __init__(self, instance: ClientInstance) -> None:
-        """Use *instance*, which must be open."""
-        self._inner = admin.Admin(instance._inner)
-        self._client = instance
+    @taken_from(admin.Admin)
+    def __init__(self) -> None:
+        """Use an instance, which must be open."""
 
     @property
     def name_servers(self) -> tuple[str, ...]:

@@ -1,20 +1,29 @@
-"""One instance shared by producers and consumers: heartbeats, start and end, errors."""
+"""A client instance: made from settings, announced by heartbeats, closed."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import msgspec
 import pytest
 import trio
+import trustme
 from trio.testing import MockClock
 
+from dledger.client.connect import connect, credentials_from, tls_from
 from dledger.client.consumer.pull_consumer import PullConsumer
-from dledger.client.core.client_instance import ClientInstance
+from dledger.client.core.client_instance import ClientConfig, ClientInstance
 from dledger.client.core.errors import BrokerUnreachableError, ClientClosedError
+from dledger.client.core.heartbeats import AGAIN_S
 from dledger.client.core.message import Message
 from dledger.client.producer.producer import Producer
 from dledger.commitlog.errors import ConfigError
+from dledger.remoting.connection import Connection
+from dledger.remoting.errors import BusyError
+from dledger.remoting.protocol.bodies import ConsumerData, HeartbeatData
 from dledger.remoting.protocol.codes import RequestCode
 from dledger.remoting.protocol.command import SerializeType
+from dledger.remoting.protocol.signature import Credentials
 from tests.unit.client.fake_cluster import World, open_world
 
 
@@ -182,3 +191,107 @@ async def test_block_of_an_abandoned_client_goes_on(world: World) -> None:
         await trio.sleep(60)
         with pytest.raises(ClientClosedError):
             await client.ask("10.0.0.1:10911", RequestCode.CAPABILITIES)
+
+
+async def test_a_refused_heartbeat_is_sent_again_soon(world: World, client: ClientInstance) -> None:
+    group = world.groups["g"]
+    refusals = [2]
+
+    def heard(_connection: Connection, _data: HeartbeatData) -> None:
+        if refusals[0]:
+            refusals[0] -= 1
+            raise BusyError("too many heartbeats")
+
+    group.brokers[1].heard = heard
+    await client.route("T")
+    client.heartbeats.add_sharing_consumer(ConsumerData(group_name="c"), lambda: None)
+    await trio.sleep(0.5)
+    assert [list(broker.consumers.get("c", {})) == [] for broker in group.brokers] == [
+        False,
+        True,
+        False,
+    ]
+    await trio.sleep(2 * (AGAIN_S + 0.5))
+    assert refusals == [0]
+    assert list(group.brokers[1].consumers["c"].values()) == [client.client_id]
+    assert await client.heartbeats.send()
+
+
+@pytest.mark.parametrize("is_asked", [False, True])
+async def test_a_group_that_comes_back_is_announced_again(
+    world: World, client: ClientInstance, is_asked: bool
+) -> None:
+    leader = world.groups["g"].brokers[0]
+    await client.route("T")
+    heartbeats = client.heartbeats
+    for add, remove in (
+        (heartbeats.add_producer, heartbeats.remove_producer),
+        (heartbeats.add_consumer, heartbeats.remove_consumer),
+    ):
+        add("group")
+        await heartbeats.introduce("group", ["g"])
+        await remove("group")
+        add("group")
+        if is_asked and add == heartbeats.add_producer:
+            await heartbeats.introduce("group", ["g"])
+        else:
+            await trio.sleep(1.0)
+        codes = [seen.code for seen in leader.seen]
+        backwards = codes[::-1]
+        assert RequestCode.HEART_BEAT in backwards[: backwards.index(RequestCode.UNREGISTER_CLIENT)]
+        await remove("group")
+
+
+ME = Credentials("order-service", "do-not-show-me")
+
+
+def test_nothing_named_is_nothing() -> None:
+    assert credentials_from({}) is None
+    assert tls_from({}) is None
+
+
+def test_credentials_come_from_variables_or_from_a_file(tmp_path: Path) -> None:
+    variables = {"DLEDGER_ACCESS_KEY": "order-service", "DLEDGER_SECRET_KEY": "do-not-show-me"}
+    assert credentials_from(variables) == ME
+    assert credentials_from({**variables, "DLEDGER_SECURITY_TOKEN": "t"}) == Credentials(
+        "order-service", "do-not-show-me", "t"
+    )
+    path = tmp_path / "tools.yml"
+    path.write_text("accessKey: order-service\nsecretKey: do-not-show-me\n")
+    assert credentials_from({"DLEDGER_CREDENTIALS": str(path)}) == ME
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {"DLEDGER_ACCESS_KEY": "order-service"},
+        {"DLEDGER_SECRET_KEY": "do-not-show-me"},
+        {"DLEDGER_CREDENTIALS": "/missing/tools.yml"},
+    ],
+)
+def test_half_of_it_is_an_error_without_the_secret(environment: dict[str, str]) -> None:
+    with pytest.raises(ConfigError) as raised:
+        credentials_from(environment)
+    assert "do-not-show-me" not in str(raised.value)
+    with pytest.raises(ConfigError):
+        connect("127.0.0.1:9876", environment=environment)
+
+
+def test_tls_comes_from_variables(tmp_path: Path) -> None:
+    path = tmp_path / "ca.pem"
+    trustme.CA().cert_pem.write_to_path(path)
+    context = tls_from({"DLEDGER_TLS_CA_FILE": str(path)})
+    assert context is not None
+    assert context.check_hostname
+    with pytest.raises(ConfigError, match=r"none\.pem"):
+        tls_from({"DLEDGER_TLS_CA_FILE": str(tmp_path / "none.pem")})
+
+
+def test_what_the_caller_gives_counts_before_the_environment() -> None:
+    environment = {"DLEDGER_ACCESS_KEY": "someone-else", "DLEDGER_SECRET_KEY": "0123456789"}
+    assert connect("a:1", environment=environment).config.credentials == Credentials(
+        "someone-else", "0123456789"
+    )
+    client = connect("a:1", ClientConfig(credentials=ME), environment=environment)
+    assert client.config.credentials is ME
+    assert "do-not-show-me" not in repr(client.config)

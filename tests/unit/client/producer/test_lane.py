@@ -1,4 +1,4 @@
-"""The line of sends, what leaves in one request, and the sequences of requests."""
+"""The line of sends, what leaves in one request, sequences, and what follows a failure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,17 @@ import trio
 import trio.testing
 from trio.testing import MockClock
 
+from dledger.client.core.errors import (
+    BrokerBusyError,
+    BrokerRefusedError,
+    BrokerUnreachableError,
+    ClientError,
+    MessageIllegalError,
+    RequesterAwayError,
+    UnknownOutcomeError,
+)
 from dledger.client.core.message import Message
+from dledger.client.core.retry import Failure, FailureKind
 from dledger.client.core.route import MessageQueue
 from dledger.client.producer.lane import (
     OVERHEAD_BYTES,
@@ -23,7 +33,7 @@ from dledger.client.producer.lane import (
 )
 from dledger.client.producer.results import LiveSends, SendHooks
 from dledger.client.producer.sequences import ProducerSession, Sequences
-from dledger.client.producer.state import SendSlot, SlotState
+from dledger.client.producer.state import Next, SendSlot, SlotState, Standing, error_of, next_of
 from dledger.remoting.errors import RemoteProtocolError
 from dledger.remoting.machine import TrioClock
 from dledger.remoting.protocol.own_fields import OPEN_SEQUENCES_MAX, ProducerStamp
@@ -143,13 +153,6 @@ def _taken(coalescer: Coalescer) -> int:
     return 0 if batch is None else sum(slot.count for slot in batch.slots())
 
 
-def test_one_large_batch_goes_alone() -> None:
-    coalescer = Coalescer(max_request_bytes=250)
-    coalescer.offer(_slot(0, 1000))
-    coalescer.offer(_slot(0, 10))
-    assert [_taken(coalescer) for _ in range(2)] == [1, 1]
-
-
 def test_lane_counts_waiting_bytes_with_overhead() -> None:
     coalescer = Coalescer(max_waiting_bytes=1000)
     coalescer.offer(_slot(0, 300))
@@ -159,17 +162,6 @@ def test_lane_counts_waiting_bytes_with_overhead() -> None:
     assert coalescer.waiting_bytes == 2 * (300 + OVERHEAD_BYTES)
     coalescer.take()
     assert coalescer.has_space
-
-
-def test_lane_drops_abandoned_sends_and_frees_their_bytes() -> None:
-    coalescer = Coalescer()
-    kept, dropped = _slot(), _slot()
-    coalescer.offer(dropped)
-    coalescer.offer(kept)
-    dropped.state = SlotState.ABANDONED
-    batch = present(coalescer.take())
-    assert batch.slots() == [kept]
-    assert coalescer.waiting_bytes == 0
 
 
 def test_requeued_sends_go_first_and_in_order() -> None:
@@ -225,19 +217,6 @@ def test_offsets_and_positions_add_up_over_accepted_runs_only(grown: int) -> Non
     assert [(r.slots, r.code, r.remark) for r in refusals] == [([refused], 16, "no")]
     assert not refused.settled
     assert first.store_host == b"12345678"
-
-
-def test_abandoned_send_still_moves_later_offsets() -> None:
-    coalescer = Coalescer()
-    gone, here = _slot(0, 100), _slot(0, 100)
-    coalescer.offer(gone)
-    coalescer.offer(here)
-    batch = present(coalescer.take())
-    gone.state = SlotState.ABANDONED
-    stored, _ = settle_batch(batch, {"results": [[0, 5]], "phy_offset": 0, "store_host": bytes(8)})
-    assert stored == [here]
-    assert (here.base_offset, here.phy_offset) == (6, 100)
-    assert gone.state is SlotState.ABANDONED
 
 
 @pytest.mark.parametrize(
@@ -342,3 +321,49 @@ async def test_send_of_a_hook_ends_at_its_deadline_too(autojump_clock: MockClock
         await trio.sleep(1.0)
         assert second.state is SlotState.FAILED
         nursery.cancel_scope.cancel()
+
+
+FORGOTTEN = Failure(FailureKind.UNKNOWN, 1, is_forgotten=True)
+
+
+@pytest.mark.parametrize("kind", FailureKind)
+def test_next_releases_what_has_no_sequence(kind: FailureKind) -> None:
+    for failure in (Failure(kind), Failure(kind, is_forgotten=True)):
+        assert next_of(Standing.UNNUMBERED, failure, is_alone=False) is Next.RELEASE
+
+
+@pytest.mark.parametrize("kind", FailureKind)
+@pytest.mark.parametrize("is_alone", [False, True])
+def test_next_repeats_what_may_be_stored(kind: FailureKind, is_alone: bool) -> None:
+    assert next_of(Standing.UNCERTAIN, Failure(kind), is_alone=is_alone) is Next.REPEAT
+
+
+@pytest.mark.parametrize("is_alone", [False, True])
+def test_next_of_a_forgotten_request(is_alone: bool) -> None:
+    assert next_of(Standing.NUMBERED, FORGOTTEN, is_alone=is_alone) is Next.RENEW
+    assert next_of(Standing.UNCERTAIN, FORGOTTEN, is_alone=is_alone) is Next.END
+
+
+@pytest.mark.parametrize(
+    ("failure", "error", "outcome"),
+    [
+        (Failure(FailureKind.UNKNOWN, 1), UnknownOutcomeError, "unknown"),
+        (Failure(FailureKind.UNREACHABLE), BrokerUnreachableError, "not_stored"),
+        (Failure(FailureKind.NOT_LEADER), BrokerUnreachableError, "not_stored"),
+        (Failure(FailureKind.FINAL), MessageIllegalError, "not_stored"),
+        (Failure(FailureKind.FINAL, 13), MessageIllegalError, "not_stored"),
+        (Failure(FailureKind.FINAL, 16), BrokerRefusedError, "not_stored"),
+        (Failure(FailureKind.BUSY, 2), BrokerBusyError, "not_stored"),
+        (Failure(FailureKind.REDIRECTED, 14), BrokerBusyError, "not_stored"),
+        (Failure(FailureKind.REQUESTER_AWAY, 1), RequesterAwayError, "not_stored"),
+    ],
+)
+def test_error_of_a_failure_by_kind_and_code(
+    failure: Failure, error: type[ClientError], outcome: str
+) -> None:
+    slot = SendSlot(Message("T", b"x"), MessageQueue("T", "g", 0), "id", b"", b"", 1, 1.0, False)
+    found = error_of(slot, failure, "g")
+    assert type(found) is error
+    assert found.outcome == outcome
+    slot.sent = True
+    assert error_of(slot, failure, "g").outcome == "unknown"

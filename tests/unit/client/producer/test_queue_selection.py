@@ -33,12 +33,6 @@ def test_slow_brokers_are_left_alone_for_longer(latency_ms: int, pause_ms: int) 
     assert not_available_ms(latency_ms) == pause_ms
 
 
-def test_the_last_broker_is_avoided() -> None:
-    selector = QueueSelector()
-    chosen = {selector.select_avoiding(QUEUES, last_broker="a").broker_name for _ in range(10)}
-    assert chosen == {"b"}
-
-
 def test_the_last_broker_is_taken_when_there_is_no_other() -> None:
     assert QueueSelector().select_avoiding(QUEUES[:2], last_broker="a").broker_name == "a"
 
