@@ -131,9 +131,9 @@ $(INTEROP)/java-%/complete: tests/interop/java/pom.xml
 mqadmin: setup $(JAVA_CLIENTS:%=$(INTEROP)/java-%/complete)
 	DLEDGER_WRITE_PAGES=1 $(PYTEST) tests/interop/test_mqadmin.py
 
-# The code of the gRPC protocol, from its interface file; a test compares what is stored.
+# The gRPC protocol compiled from its interface file, and its types; a test compares what is stored.
 proto: setup
-	$(BIN)/python -m grpc_tools.protoc -I . --python_out=. --pyi_out=. dledger/proxy/messaging.proto
+	$(BIN)/python -m grpc_tools.protoc -I . --descriptor_set_out=dledger/proxy/messaging.desc --pyi_out=. dledger/proxy/messaging.proto
 
 # Services while a leader is in trouble: a part of them; `matrix-all` takes every service, every trouble.
 matrix: setup

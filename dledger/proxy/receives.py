@@ -39,7 +39,6 @@ from dledger.remoting.errors import BadRequestError
 from dledger.remoting.log import get_logger
 from dledger.remoting.protocol.codes import RequestCode, ResponseCode
 from dledger.remoting.protocol.headers import ConsumerSendMsgBackHeader
-from dledger.remoting.protocol.outcome import outcome_of
 from dledger.remoting.protocol.receipt_handle import ReceiptHandle
 
 INVISIBLE_MS: Final = 60_000
@@ -123,12 +122,7 @@ def kept_ms_of(length: Duration) -> int:
 
     Raises RefusedError: it is no time that brokers grant.
     """
-    asked = milliseconds(length)
-    if not 0 <= asked <= INVISIBLE_MS_MAX:
-        raise RefusedError(
-            pb.ILLEGAL_INVISIBLE_TIME, f"an invisible time of {asked} ms; at most 12 hours"
-        )
-    return asked or REFUSED_MS
+    return _granted_ms(length, 0) or REFUSED_MS
 
 
 def invisible_ms_of(request: pb.ReceiveMessageRequest) -> int:
@@ -138,8 +132,12 @@ def invisible_ms_of(request: pb.ReceiveMessageRequest) -> int:
     """
     if request.auto_renew or not request.HasField("invisible_duration"):
         return INVISIBLE_MS
-    asked = milliseconds(request.invisible_duration)
-    if not 0 < asked <= INVISIBLE_MS_MAX:
+    return _granted_ms(request.invisible_duration, 1)
+
+
+def _granted_ms(length: Duration, least_ms: int) -> int:
+    asked = milliseconds(length)
+    if not least_ms <= asked <= INVISIBLE_MS_MAX:
         raise RefusedError(
             pb.ILLEGAL_INVISIBLE_TIME, f"an invisible time of {asked} ms; at most 12 hours"
         )
@@ -458,10 +456,8 @@ class Receives:
             timeout_s=caller.timeout_s(),
             changes=True,
         )
-        if outcome_of(answer) == "unknown":
-            raise RequestTimedOutError(f"it may be a dead letter: {answer.remark or ''}")
         if answer.code != ResponseCode.SUCCESS:
-            raise refusal("not stored as a dead letter", answer)
+            raise refusal("the dead letter is refused", answer)
 
     async def _stored(self, group: str, queue: MessageQueue, offset: int) -> MessageExt:
         """Return the message at *offset*, whichever consumer has it.

@@ -33,8 +33,8 @@ SCRIPTS = (
 )
 SHIPPED = frozenset(
     (
-        ".py", ".pyi", ".proto", ".typed", ".j2", ".css", ".js", ".svg", ".ipynb", ".parquet",
-        ".json", ".yaml", ".tpl", ".txt",
+        ".py", ".pyi", ".proto", ".desc", ".typed", ".j2", ".css", ".js", ".svg", ".ipynb",
+        ".parquet", ".json", ".yaml", ".tpl", ".txt",
     )
 )  # fmt: skip
 

@@ -1,23 +1,33 @@
-"""The clients a proxy knows: streams, settings, groups, silence."""
+"""The clients a proxy knows: streams, settings, groups, namespaces, questions of operators."""
 
 from __future__ import annotations
+
+from random import Random
+from typing import Any, cast
 
 import pytest
 import trio
 import trio.testing
+from trio.testing import MockClock
 
+from dledger.client.core.broker_requests import Question
+from dledger.client.core.message_ext import MessageExt
+from dledger.commitlog.record import encode_record
 from dledger.proxy import clients as module
 from dledger.proxy import messaging_pb2 as pb
+from dledger.proxy import operators as operators_module
 from dledger.proxy import service as service_module
 from dledger.proxy.caller import CLIENT_ID_CHARS_MAX, Caller
-from dledger.proxy.clients import EXPIRY_S, SILENCE_S_MAX, TOPICS_MAX, ClientTable
+from dledger.proxy.clients import EXPIRY_S, SILENCE_S_MAX, TOPICS_MAX, Client, ClientTable, Stream
+from dledger.proxy.operators import Operators, verdict_of
 from dledger.proxy.service import MessagingService
 from dledger.proxy.status import RefusedError
 from dledger.remoting.connection import Connection
+from dledger.remoting.machine import TrioClock
 from dledger.remoting.protocol.bodies import HeartbeatData
 from dledger.services.limits import GROUPS_PER_HEARTBEAT
 from tests.harness.present import present
-from tests.unit.client.fake_cluster import World
+from tests.unit.client.fake_cluster import World, open_world
 
 
 def producer(*topics: str) -> pb.Settings:
@@ -271,3 +281,135 @@ def test_long_name_of_a_client_is_none() -> None:
     for chars, known in ((CLIENT_ID_CHARS_MAX, True), (CLIENT_ID_CHARS_MAX + 1, False)):
         caller = Caller.of({"x-mq-client-id": "c" * chars}, "", None)
         assert bool(caller.name) is known
+
+
+PLAIN = pb.Resource(name="Orders")
+INSIDE = pb.Resource(resource_namespace="shop", name="Orders")
+WHOLE = pb.Resource(name="shop%Orders")
+
+
+def stored(topic: str) -> MessageExt:
+    plain: dict[str, Any] = {"queue_id": 0, "body": b"one", "properties": b"", "queue_offset": 0}
+    return MessageExt(memoryview(encode_record(topic=topic, **plain)), 0)
+
+
+def question(topic: str) -> Question:
+    return Question(stored(topic), 0, 0, "g", cast(Any, None))
+
+
+@pytest.mark.parametrize("named", [PLAIN, INSIDE, WHOLE], ids=["plain", "inside", "whole"])
+@pytest.mark.parametrize("is_listed", [True, False], ids=["settings", "sent"])
+async def test_check_back_names_topic_as_its_client_does(
+    autojump_clock: MockClock, named: pb.Resource, is_listed: bool
+) -> None:
+    # A client that has a namespace puts it before the name it gets, and ends the transaction so.
+    topics = [named] if is_listed else []
+    settings = pb.Settings(client_type=pb.PRODUCER, publishing=pb.Publishing(topics=topics))
+    got: list[pb.TelemetryCommand] = []
+    full = "shop%Orders" if named != PLAIN else "Orders"
+    async with open_world() as world:
+        service = MessagingService(world.client(), ("127.0.0.1", 8081))
+        async with service.open():
+            service.open_stream(Caller("a"), got.append)
+            await service.telemetry(pb.TelemetryCommand(settings=settings), Caller("a"))
+            service.clients.produces("a", named, trio.current_time())
+            service._ask_back(question(full))
+    (command,) = got
+    assert command.recover_orphaned_transaction_command.message.topic == named
+
+
+@pytest.mark.parametrize("group", ["", "shop"], ids=["plain", "inside"])
+async def test_operators_name_topic_as_its_client_does(
+    autojump_clock: MockClock, group: str
+) -> None:
+    table = ClientTable()
+    subscription = pb.Subscription(group=pb.Resource(resource_namespace=group, name="clerks"))
+    settings = pb.Settings(client_type=pb.PUSH_CONSUMER, subscription=subscription)
+    got: list[pb.TelemetryCommand] = []
+    table.open_stream("a", got.append, 0)
+    table.take_settings("a", settings, 0)
+    operators = Operators(table, TrioClock(), Random(1))
+    await operators.of_group("shop%clerks" if group else "clerks").consume_directly(
+        stored("shop%Orders")
+    )
+    (command,) = got
+    assert command.verify_message_command.message.topic == (INSIDE if group else WHOLE)
+
+
+def ask_for_stack(nonce: str) -> pb.TelemetryCommand:
+    command = pb.PrintThreadStackTraceCommand(nonce=nonce)
+    return pb.TelemetryCommand(print_thread_stack_trace_command=command)
+
+
+def made() -> tuple[Operators, ClientTable]:
+    table = ClientTable()
+    return Operators(table, TrioClock(), Random(1)), table
+
+
+async def test_answer_belongs_to_its_nonce(autojump_clock: trio.testing.MockClock) -> None:
+    operators, _ = made()
+    stack = pb.TelemetryCommand(thread_stack_trace=pb.ThreadStackTrace(thread_stack_trace="main"))
+
+    def answer(command: pb.TelemetryCommand) -> None:
+        operators.answered("another", pb.TelemetryCommand())
+        operators.answered(command.print_thread_stack_trace_command.nonce, stack)
+
+    assert await operators.ask(Stream(answer, 1, Client("a", 0)), ask_for_stack) == stack
+
+
+async def test_silent_client_is_waited_for_briefly(autojump_clock: trio.testing.MockClock) -> None:
+    operators, _ = made()
+    began_s = trio.current_time()
+    assert await operators.ask(Stream(lambda _: None, 1, Client("a", 0)), ask_for_stack) is None
+    assert trio.current_time() - began_s == operators_module.ANSWER_S
+
+
+async def test_number_of_questions_is_bounded(
+    autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(operators_module, "QUESTIONS_MAX", 1)
+    operators, _ = made()
+    pushed: list[pb.TelemetryCommand] = []
+    async with trio.open_nursery() as nursery:
+        for _ in range(3):
+            nursery.start_soon(
+                operators.ask, Stream(pushed.append, 1, Client("a", 0)), ask_for_stack
+            )
+    assert len(pushed) == 1
+
+
+async def test_group_reports_each_of_its_clients(autojump_clock: trio.testing.MockClock) -> None:
+    operators, table = made()
+    for name in ("a", "b"):
+        table.heard(name, 0, group="workers")
+
+    def answer(command: pb.TelemetryCommand) -> None:
+        nonce = command.print_thread_stack_trace_command.nonce
+        trace = pb.ThreadStackTrace(nonce=nonce, thread_stack_trace="main: busy")
+        operators.answered(nonce, pb.TelemetryCommand(thread_stack_trace=trace))
+
+    table.open_stream("a", answer, 0)
+    table.open_stream("b", lambda _: None, 0)
+    group = operators.of_group("workers")
+    info = await group.running_info(with_stacks=True)
+    assert info.jstack == "a\nmain: busy\nb\nno answer"
+    assert info.properties["clients"] == "a,b"
+    assert (await group.running_info(with_stacks=False)).jstack is None
+
+
+@pytest.mark.parametrize(
+    ("code", "verdict"),
+    [
+        (pb.OK, "CR_SUCCESS"),
+        (pb.FAILED_TO_CONSUME_MESSAGE, "CR_LATER"),
+        (pb.VERIFY_FIFO_MESSAGE_UNSUPPORTED, "CR_THROW_EXCEPTION"),
+    ],
+)
+def test_verdict_is_that_of_the_client(code: pb.Code, verdict: str) -> None:
+    answer = pb.TelemetryCommand(status=pb.Status(code=code, message="as it was"))
+    assert verdict_of(answer)[0] == verdict
+    assert "as it was" in verdict_of(answer)[1]
+
+
+def test_silence_is_a_verdict_of_its_own() -> None:
+    assert verdict_of(None)[0] == "CR_RETURN_NULL"

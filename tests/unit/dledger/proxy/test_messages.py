@@ -1,13 +1,16 @@
-"""Messages of the gRPC protocol into those of the SDK, and back."""
+"""Messages of the gRPC protocol into those of the SDK, and back; its interface file."""
 
 from __future__ import annotations
 
 import gzip
+from pathlib import Path
 from typing import Any
 
+import grpc_tools
 import pytest
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
+from grpc_tools import protoc
 
 from dledger.client.core.errors import MessageIllegalError
 from dledger.client.core.message import MAX_BODY_BYTES, encode_message_properties
@@ -29,6 +32,7 @@ from dledger.proxy.messages import (
 )
 from dledger.proxy.sends import is_too_far
 from dledger.proxy.status import RefusedError
+from tests.harness.shipped_files import ROOT
 
 MD5_OF_ONE = "F97C5D29941BFB1B2FDAB0874906AB82"
 AT_MS = 1_700_000_000_250
@@ -289,3 +293,24 @@ def test_what_no_property_holds_is_refused(bad: str) -> None:
         with pytest.raises(RefusedError) as caught:
             sent_message(asked)
         assert caught.value.code == code
+
+
+SOURCE = "dledger/proxy/messaging.proto"
+"""Calls of apache.rocketmq.v2.MessagingService."""
+COMPILED = ROOT / "dledger/proxy/messaging.desc"
+TYPES = "dledger/proxy/messaging_pb2.pyi"
+
+
+def test_stored_protocol_is_what_the_file_makes(tmp_path: Path) -> None:
+    known = Path(grpc_tools.__file__).parent / "_proto"
+    arguments = [
+        "protoc",
+        f"-I{ROOT}",
+        f"-I{known}",
+        f"--descriptor_set_out={tmp_path / COMPILED.name}",
+        f"--pyi_out={tmp_path}",
+        str(ROOT / SOURCE),
+    ]
+    assert protoc.main(arguments) == 0
+    assert (tmp_path / COMPILED.name).read_bytes() == COMPILED.read_bytes(), "run make proto"
+    assert (tmp_path / TYPES).read_text() == (ROOT / TYPES).read_text(), "run make proto"
