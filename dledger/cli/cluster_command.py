@@ -115,12 +115,13 @@ class _Views:
 
     Attributes:
         info: The brokers that the first one knows that answers.
-        refused: A sentence for each broker that one of them refuses.
+        down: Why others do not answer.
+        refused: A sentence for each broker that one of them refuses: no group is the worse for it.
     """
 
     info: ClusterInfo
-    down: list[str]
-    refused: list[str]
+    down: Sequence[str] = ()
+    refused: Sequence[str] = ()
 
 
 async def _views(admin: Admin) -> _Views:
@@ -201,26 +202,13 @@ def judge_group(name: str, rows: list[Mapping[str, Any]]) -> GroupHealth:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Look:
-    """What one look at a cluster showed.
-
-    *refused*: brokers that NameServers refuse: no group is the worse for them.
-    """
-
-    groups: list[GroupHealth]
-    down: list[str]
-    refused: list[str]
-
-
-async def _look(admin: Admin) -> Look:
+async def _look(admin: Admin) -> tuple[list[GroupHealth], _Views]:
     """Return the health of every group, and what NameServers say."""
     views = await _views(admin)
     groups: dict[str, list[Mapping[str, Any]]] = {}
     for row in await brokers_of(admin, views.info):
         groups.setdefault(row["broker"], []).append(row)
-    found = [judge_group(name, rows) for name, rows in sorted(groups.items())]
-    return Look(found, views.down, views.refused)
+    return [judge_group(name, rows) for name, rows in sorted(groups.items())], views
 
 
 def missing_groups(registered: int, wanted: int) -> list[str]:
@@ -248,7 +236,9 @@ async def health(
 
     from dledger.client.core.errors import ClientError
 
-    look = Look([], [], [])
+    found: list[GroupHealth] = []
+    down: Sequence[str] = ()
+    refused: Sequence[str] = ()
     reasons = missing_groups(0, groups)
     healthy = False
     unreachable: ClientError | None = None
@@ -256,30 +246,29 @@ async def health(
         with trio.move_on_after(timeout_s if wait else float("inf")):
             while True:
                 try:
-                    look = await _look(admin)
+                    found, views = await _look(admin)
+                    down, refused = views.down, views.refused
                     unreachable = None
                 except ClientError as error:
                     unreachable = error
-                reasons = [*look.down, *missing_groups(len(look.groups), groups)]
-                healthy = not reasons and all(group.healthy for group in look.groups)
+                reasons = [*down, *missing_groups(len(found), groups)]
+                healthy = not reasons and all(group.healthy for group in found)
                 if not wait or (healthy and unreachable is None):
                     break
                 await trio.sleep(0.2)
     if unreachable is not None:
         raise unreachable
     if output == "json":
-        print_json(
-            {"healthy": healthy, "reasons": reasons, "groups": look.groups, "refused": look.refused}
-        )
+        print_json({"healthy": healthy, "reasons": reasons, "groups": found, "refused": refused})
     else:
         print_table(
             "",
             ["group", "healthy", "leader", "term", "members", "reasons"],
             [
                 [g.group, g.healthy, g.leader, g.term, g.members, "; ".join(g.reasons)]
-                for g in look.groups
+                for g in found
             ],
         )
-        for reason in [*reasons, *look.refused]:
+        for reason in [*reasons, *refused]:
             note(reason)
     return ExitCode.OK if healthy else ExitCode.FAILED

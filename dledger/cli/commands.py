@@ -51,12 +51,17 @@ CLEAR: Final = "\x1b[H\x1b[2J"
 
 
 async def repeated(
-    look: Callable[[], Awaitable[int]], every_s: float | None, most: int | None = None
+    look: Callable[[], Awaitable[int]],
+    every_s: float | None,
+    most: int | None = None,
+    *,
+    option: str = "--watch",
 ) -> int:
     """Look once, or again every *every_s* seconds; return the status of the last look.
 
     Args:
         most: Calls of *look* at most; None: until cancelled.
+        option: Names the interval.
     Raises:
         CliError: What *look* raises the first time, and an interval that is none; later failures
             of it are shown, since a cluster that is watched may be away for a moment.
@@ -66,7 +71,7 @@ async def repeated(
     from dledger.output import note
 
     if every_s is not None and not every_s > 0:
-        raise CliError("--watch: above 0", exit_code=ExitCode.USAGE)
+        raise CliError(f"{option}: above 0", exit_code=ExitCode.USAGE)
     status, done = await look(), 1
     while every_s is not None and (most is None or done < most):
         await trio.sleep(every_s)

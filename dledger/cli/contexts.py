@@ -1,4 +1,4 @@
-"""Contexts: names for clusters, in a file of the person that runs the commands.
+"""``dledger context``: names for clusters, in a file of the person that runs the commands.
 
 A context holds addresses of NameServers and the paths of files with credentials and authorities,
 never a secret itself. What stands on a command line or in the environment comes before it.
@@ -9,11 +9,13 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, MutableMapping
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
+from cyclopts import App, Parameter
 
 from dledger.commitlog.errors import ConfigError
+from dledger.output import CliError, Output, addresses, note, show
 
 OWNER_ONLY: Final = 0o600
 
@@ -102,3 +104,78 @@ def use_context(environment: MutableMapping[str, str]) -> None:
         value = getattr(context, name)
         if value:
             environment.setdefault(variable, value)
+
+
+app = App(name="context", help="Give clusters names, and choose one.", backend="trio")
+
+Name = Annotated[str, Parameter(help="Name of the context.")]
+
+
+@app.command
+def add(
+    name: Name,
+    /,
+    *,
+    namesrv: Annotated[
+        str, Parameter(name=["--namesrv", "-n"], help="NameServers, host:port;host:port.")
+    ],
+    credentials: Annotated[
+        Path | None, Parameter(help="File with the account; its path is kept, not its contents.")
+    ] = None,
+    tls_ca_file: Annotated[
+        Path | None, Parameter(help="File with the authorities; commands talk TLS then.")
+    ] = None,
+) -> None:
+    """Add a context or replace it; the first one is used at once."""
+    addresses(namesrv)
+    file = contexts_file(os.environ)
+    found = read_contexts(file)
+    found.contexts[name] = Context(
+        namesrv,
+        str(credentials.resolve()) if credentials else "",
+        str(tls_ca_file.resolve()) if tls_ca_file else "",
+    )
+    found.current = found.current or name
+    write_contexts(file, found)
+    note(f"{name} is kept in {file}" + ("; it is in use" if found.current == name else ""))
+
+
+@app.command
+def ls(*, output: Output = "table") -> None:
+    """List contexts; commands without --namesrv talk to the one in use."""
+    found = read_contexts(contexts_file(os.environ))
+    rows = [
+        {
+            "name": name,
+            "in_use": name == found.current,
+            "namesrv": context.namesrv,
+            "credentials": context.credentials or None,
+            "tls_ca_file": context.tls_ca_file or None,
+        }
+        for name, context in sorted(found.contexts.items())
+    ]
+    show(output, "", rows, ("name", "in_use", "namesrv"))
+
+
+@app.command
+def use(name: Name, /) -> None:
+    """Let commands talk to this context from now on."""
+    file = contexts_file(os.environ)
+    found = read_contexts(file)
+    if name not in found.contexts:
+        raise CliError(f"there is no context {name}", next_step="see dledger context ls")
+    found.current = name
+    write_contexts(file, found)
+    note(f"{name}: {found.contexts[name].namesrv}")
+
+
+@app.command
+def rm(name: Name, /) -> None:
+    """Forget a context."""
+    file = contexts_file(os.environ)
+    found = read_contexts(file)
+    if found.contexts.pop(name, None) is None:
+        raise CliError(f"there is no context {name}", next_step="see dledger context ls")
+    found.current = "" if found.current == name else found.current
+    write_contexts(file, found)
+    note(f"{name} is forgotten")

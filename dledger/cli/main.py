@@ -77,7 +77,7 @@ COMMANDS = (
         LOOK,
         "Back a broker group up while it runs, check that, restore it.",
     ),
-    ("context", "dledger.cli.context_command:app", LOOK, "Give clusters names, and choose one."),
+    ("context", "dledger.cli.contexts:app", LOOK, "Give clusters names, and choose one."),
     (
         "selftest",
         "dledger.cli.selftest_command:selftest",

@@ -125,11 +125,11 @@ async def add(
 ) -> None:
     """Add the broker NAME at the peer address HOST:PORT: as a learner, then as a voter."""
     if observer:
-        await _change(namesrv, group, "observe", name, address)
-        note(f"{name} is an observer: it copies the log, and nothing waits for it")
+        copies = f"{name} is an observer: it copies the log, and nothing waits for it"
+        await _change(namesrv, group, "observe", name, address, copies)
         return
     learns = f"{name} is a learner; it votes when it has caught up"
-    await _change_and_wait(namesrv, group, "add", name, address, learns, wait)
+    await _change(namesrv, group, "add", name, address, learns, wait)
 
 
 @app.command
@@ -143,7 +143,7 @@ async def promote(
 ) -> None:
     """Let the observer NAME become a voter, as soon as it has caught up."""
     learns = f"{name} is a learner; it votes when it has caught up"
-    await _change_and_wait(namesrv, group, "promote", name, "", learns, wait)
+    await _change(namesrv, group, "promote", name, "", learns, wait)
 
 
 @app.command
@@ -161,7 +161,7 @@ async def replace(
     That broker has the id of NAME, and an empty folder or the folder of NAME.
     """
     learns = f"the one at {address} learns; it takes the place of {name} when it has caught up"
-    await _change_and_wait(namesrv, group, "replace", name, address, learns, wait)
+    await _change(namesrv, group, "replace", name, address, learns, wait)
 
 
 @app.command
@@ -169,8 +169,8 @@ async def remove(
     name: MemberName, /, *, group: Group = None, namesrv: Namesrv = DEFAULT_NAMESRV
 ) -> None:
     """Remove the member NAME, running or not; the leader cannot be removed."""
-    await _change(namesrv, group, "remove", name)
-    note(f"{name} is no longer a member; stop it if it still runs")
+    ended = f"{name} is no longer a member; stop it if it still runs"
+    await _change(namesrv, group, "remove", name, "", ended)
 
 
 @app.command
@@ -178,8 +178,8 @@ async def transfer_leader(
     name: MemberName = "", /, *, group: Group = None, namesrv: Namesrv = DEFAULT_NAMESRV
 ) -> None:
     """Transfer leadership to the member NAME, or to the most advanced one."""
-    await _change(namesrv, group, "transfer", name)
-    note(f"leadership was transferred{f' to {name}' if name else ''}")
+    done = f"leadership was transferred{f' to {name}' if name else ''}"
+    await _change(namesrv, group, "transfer", name, "", done)
 
 
 @app.command
@@ -280,21 +280,22 @@ async def _the_group(admin: Admin, group: str | None) -> str:
     return groups[0]
 
 
-async def _change(namesrv: str, group: str | None, op: str, name: str, address: str = "") -> None:
-    async with open_admin(namesrv) as admin:
-        await admin.change_members(await _the_group(admin, group), op, name, address)
-
-
-async def _change_and_wait(
-    namesrv: str, group: str | None, op: str, name: str, address: str, learns: str, wait: bool
+async def _change(
+    namesrv: str,
+    group: str | None,
+    op: str,
+    name: str,
+    address: str,
+    result: str,
+    wait: bool = False,
 ) -> None:
-    """Change the members of a group; with *wait* until the member NAME votes."""
+    """Change the members of a group and print *result*; with *wait* until the member NAME votes."""
     import trio
 
     async with open_admin(namesrv) as admin:
         broker_name = await _the_group(admin, group)
         await admin.change_members(broker_name, op, name, address)
-        note(learns)
+        note(result)
         if not wait:
             return
         with trio.move_on_after(MEMBER_WAIT_S):

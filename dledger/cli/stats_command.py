@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from dledger.cli.commands import CLEAR, open_admin
+from dledger.cli.commands import open_admin, repeated
 from dledger.cli.topic_command import plain_topics
-from dledger.output import DEFAULT_NAMESRV, CliError, ExitCode, Namesrv, RowsOutput, Wide, show
+from dledger.output import DEFAULT_NAMESRV, ExitCode, Namesrv, RowsOutput, Wide, show
 
 if TYPE_CHECKING:
     from dledger.client.admin.admin import Admin
@@ -34,27 +33,20 @@ async def stats(
     wide: Wide = False,
     namesrv: Namesrv = DEFAULT_NAMESRV,
     output: RowsOutput = "table",
-) -> None:
+) -> int:
     """Show rates of the last minute and lag, per topic and group; --wide: counts of 24 hours.
 
     Brokers count since they started; what a group got is summed over all brokers.
     """
-    import trio
-
-    if not every_s > 0:
-        raise CliError("--every-s: above 0", exit_code=ExitCode.USAGE)
-    most = looks if looks is not None else (None if watch else 1)
-    done = 0
     async with open_admin(namesrv) as admin:
-        while True:
+
+        async def look() -> int:
             rows = await stats_of(admin, None if topic is None else [topic])
-            if done and output == "table" and sys.stdout.isatty():
-                sys.stdout.write(CLEAR)
             show(output, "", rows, WIDE_COLUMNS if wide else COLUMNS)
-            done += 1
-            if most is not None and done >= most:
-                return
-            await trio.sleep(every_s)
+            return ExitCode.OK
+
+        most = looks if looks is not None else (None if watch else 1)
+        return await repeated(look, every_s, most, option="--every-s")
 
 
 async def topics_by_lag(admin: Admin) -> list[str]:

@@ -18,7 +18,7 @@ from dledger.console import texts
 from dledger.console.console import Console, Form, RefusedError, change
 from dledger.console.known import asking
 from dledger.console.messages_page import address_of, head_of, or_none
-from dledger.console.paging import paged
+from dledger.console.texts import paged
 from dledger.remoting.protocol.topic_names import DLQ_PREFIX
 
 LETTERS_SHOWN: Final = 20

@@ -19,7 +19,7 @@ from dledger.commitlog.errors import MQError
 from dledger.console import texts
 from dledger.console.console import Console, Form, RefusedError, change
 from dledger.console.known import asking
-from dledger.console.paging import paged
+from dledger.console.texts import paged
 from dledger.remoting.protocol.bodies import (
     ConsumerConnection,
     OffsetWrapper,

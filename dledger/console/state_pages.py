@@ -15,7 +15,7 @@ from dledger.commitlog.properties import TIMER_TOPIC
 from dledger.console.console import Console, Form, RefusedError, change
 from dledger.console.known import asking
 from dledger.console.look import ClusterLook, group_views
-from dledger.console.paging import paged
+from dledger.console.texts import paged
 from dledger.remoting.protocol.bodies import ProducerInfo, SubscriptionGroupConfig
 from dledger.remoting.protocol.topic_names import HALF_TOPIC, OP_HALF_TOPIC
 from dledger.settings.text import OWN_KEYS

@@ -15,7 +15,7 @@ from dledger.client.core.route import MessageQueue
 from dledger.console import texts
 from dledger.console.console import Console, Form, RefusedError, change
 from dledger.console.known import Asks, Known, asking
-from dledger.console.paging import paged
+from dledger.console.texts import paged
 from dledger.remoting.protocol.topic_names import is_system
 
 RETENTION: Final = "retention.ms"

@@ -1,7 +1,9 @@
-"""`dledger send` of many messages: a window under way, results in order, failures."""
+"""``dledger send`` and ``dledger msg``: lines that are sent, messages that are shown."""
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import os
 from collections.abc import AsyncIterator
@@ -12,7 +14,7 @@ import trio
 import trio.testing
 
 from dledger.cli.main import main
-from dledger.cli.message_command import check_delay_level
+from dledger.cli.message_command import _show_found, check_delay_level, time_ms
 from dledger.cli.send_lines import (
     LINE_BYTES_MAX,
     READ_BYTES,
@@ -24,10 +26,13 @@ from dledger.cli.send_lines import (
     printer_of,
     send_all,
 )
+from dledger.cli.trace_command import path_rows
 from dledger.client.core.errors import BrokerRefusedError, MessageIllegalError
-from dledger.client.core.message_ext import SendResult, SendStatus
+from dledger.client.core.message_ext import MessageExt, SendResult, SendStatus
 from dledger.client.core.route import MessageQueue
-from dledger.output import CliError
+from dledger.client.trace import TraceBean, TraceContext, TraceType
+from dledger.commitlog.record import encode_record
+from dledger.output import CliError, ExitCode, show
 
 QUEUE = MessageQueue("T", "broker-a", 0)
 
@@ -261,3 +266,118 @@ async def test_counted_bodies_are_counted_once_each() -> None:
     seen: list[None] = []
     assert [body async for body in counted(given(["a", "b"], 2), lambda: seen.append(None))]
     assert len(seen) == 4
+
+
+def message(body: bytes, keys: str) -> MessageExt:
+    properties = f"KEYS\x01{keys}\x02".encode()
+    record = encode_record(topic="T", queue_id=0, body=body, properties=properties)
+    return MessageExt(memoryview(record), 0, "broker-a")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", 7),
+        ("0", 0),
+        ("1700000000123", 1700000000123),
+        ("2026-01-31T12:00:00", 1769860800000),
+        ("2026-01-31T13:00:00.250+01:00", 1769860800250),
+        ("2026-01-31", 1769817600000),
+    ],
+)
+def test_times(text: str, expected: int) -> None:
+    assert time_ms(text, "--from", 7) == expected
+
+
+def test_what_is_no_time_is_refused() -> None:
+    with pytest.raises(CliError, match="--until yesterday: expected a time") as raised:
+        time_ms("yesterday", "--until", 0)
+    assert raised.value.exit_code is ExitCode.USAGE
+
+
+def test_found_messages_as_csv(capsys: pytest.CaptureFixture[str]) -> None:
+    found = [message(b'one, "two"', "a b"), message(b"line\nbreak", "c")]
+    assert _show_found(found, "csv", "nothing") == ExitCode.OK
+    rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    assert [row["body"] for row in rows] == ['one, "two"', "line\nbreak"]
+    assert [row["keys"] for row in rows] == ["a b", "c"]
+    assert json.loads(rows[0]["properties"]) == {"KEYS": "a b"}
+    assert rows[0]["broker"] == "broker-a"
+
+
+def test_found_messages_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert _show_found([message(b"x", "k")], "json", "nothing") == ExitCode.OK
+    (row,) = json.loads(capsys.readouterr().out)
+    assert (row["body"], row["keys"], row["topic"]) == ("x", "k", "T")
+
+
+def test_found_messages_as_a_table(capsys: pytest.CaptureFixture[str]) -> None:
+    assert _show_found([message(b"a body", "k")], "table", "nothing") == ExitCode.OK
+    assert "a body" in capsys.readouterr().out
+
+
+def test_nothing_found_fails_and_is_still_a_document(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(CliError, match="nothing here"):
+        _show_found([], "table", "nothing here")
+    assert _show_found([], "json", "nothing here") == ExitCode.FAILED
+    assert json.loads(capsys.readouterr().out) == []
+    assert _show_found([], "csv", "nothing here") == ExitCode.FAILED
+    assert capsys.readouterr().out.startswith("store_time,broker,")
+
+
+def test_csv_cells(capsys: pytest.CaptureFixture[str]) -> None:
+    show("csv", "title", [{"a": 1, "b": None, "c": [1, 2], "d": 1.5, "e": True}], ("a",))
+    assert capsys.readouterr().out == 'a,b,c,d,e\n1,,"[1,2]",1.5,True\n'
+
+
+def test_an_id_is_whole_where_a_body_is_long(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rich.console.Console.is_terminal", property(lambda _: True))
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("TERM", "dumb")
+    row = {"id": "7F0000011DAEA5BC22BC7AE1DBD20000", "place": "broker-a", "body": "word " * 40}
+    show("table", "", [row], tuple(row))
+    lines = capsys.readouterr().out.splitlines()
+    assert row["id"] in lines[3]
+    assert max(map(len, lines)) <= 80
+    assert sum(line.count("word") for line in lines) == 40
+    show("table", "", [{**row, "place": "long-name-" * 5}], tuple(row))
+    lines = capsys.readouterr().out.splitlines()
+    assert f"id    │ {row['id']}" in lines[1], "a record: a line for each column"
+    assert max(map(len, lines)) <= 80
+
+
+ID = "0A0000010001"
+BEAN = TraceBean(ID, "T", keys="k1 k2", store_host="10.0.0.1:10911")
+TRACED = [
+    TraceContext(TraceType.SUB_AFTER, 2900, (BEAN,), group_name="c", cost_time_ms=900,
+                 is_success=False, request_id="R1", context_code=4),
+    TraceContext(TraceType.SUB_BEFORE, 2000, (TraceBean(ID, keys="k1 k2"),), group_name="c",
+                 request_id="R1"),
+    TraceContext(TraceType.SUB_BEFORE, 9000, (TraceBean(ID, retry_times=1),), group_name="c",
+                 request_id="R2"),
+    TraceContext(TraceType.PUB, 1000, (BEAN,), group_name="p", cost_time_ms=3),
+    TraceContext(TraceType.PUB, 1000, (TraceBean("OTHER", "T"),), group_name="p"),
+]  # fmt: skip
+
+
+def test_steps_are_joined_and_stand_in_order_of_time() -> None:
+    rows = path_rows(TRACED, ID)
+    assert [(r["step"], r["topic"], r["took_ms"], r["try"], r["result"]) for r in rows] == [
+        ("send", "T", 3, None, "stored"),
+        ("consume", "T", 900, 1, "failed"),
+        ("consume", "T", None, 2, "no end is known"),
+    ]
+    assert rows[0]["time"] == "1970-01-01T00:00:01.000+00:00"
+    assert rows[0]["where"] == "10.0.0.1:10911"
+
+
+def test_a_key_finds_them_too() -> None:
+    assert [row["step"] for row in path_rows(TRACED, "k2")] == ["send", "consume"]
+    assert path_rows(TRACED, "k3") == []
+
+
+def test_an_end_without_a_beginning_is_shown() -> None:
+    (row,) = path_rows(TRACED[:1], ID)
+    assert (row["step"], row["result"], row["time"][17:23]) == ("consume", "failed", "02.900")

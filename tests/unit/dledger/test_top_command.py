@@ -1,13 +1,20 @@
-"""One screen of ``dledger top``."""
+"""What commands show: lists that repeat, ``dledger top``, tables."""
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
+import trio
+import trio.testing
 from rich.console import Console
 
+from dledger.cli.commands import repeated
+from dledger.cli.main import main
 from dledger.cli.top_command import Sort, TopLook, page
+from dledger.client.core.errors import BrokerUnreachableError
+from dledger.output import CliError, ExitCode, print_table
 
 MEMBERS = [
     {
@@ -92,3 +99,92 @@ def test_top_shows_numbers_beside_long_names() -> None:
 def test_top_escapes_names() -> None:
     lines = shown(TopLook("12:00:01", MEMBERS, [row("T\x1b[2J", 1.0, 0.0, None)]))
     assert not any("\x1b" in line for line in lines)
+
+
+def looks(*ends: int | Exception) -> tuple[list[float], Callable[[], Awaitable[int]]]:
+    """Return a look that ends so, one time after the other, and the times of its calls."""
+    times: list[float] = []
+
+    async def look() -> int:
+        times.append(trio.current_time())
+        end = ends[len(times) - 1]
+        if isinstance(end, Exception):
+            raise end
+        return end
+
+    return times, look
+
+
+async def test_without_an_interval_there_is_one_look() -> None:
+    times, look = looks(1)
+    assert await repeated(look, None) == 1
+    assert len(times) == 1
+
+
+async def test_a_list_repeats_at_the_interval_after_a_failure(
+    autojump_clock: trio.testing.MockClock, capsys: pytest.CaptureFixture[str]
+) -> None:
+    times, look = looks(0, CliError("away", exit_code=ExitCode.UNREACHABLE), 0)
+    assert await repeated(look, 2.0, most=3) == 0
+    assert [round(at - times[0]) for at in times] == [0, 2, 4]
+    assert capsys.readouterr().err == "error: away\n"
+
+
+@pytest.mark.parametrize(
+    "away",
+    [
+        BrokerUnreachableError("away"),
+        ExceptionGroup("of a nursery", [BrokerUnreachableError("away"), CliError("away, too")]),
+    ],
+    ids=["one", "group"],
+)
+async def test_a_list_goes_on_after_an_error_of_the_client(
+    autojump_clock: trio.testing.MockClock, capsys: pytest.CaptureFixture[str], away: Exception
+) -> None:
+    times, look = looks(0, away, 0)
+    assert await repeated(look, 2.0, most=3) == 0
+    assert len(times) == 3
+    assert capsys.readouterr().err == "error: away\n"
+
+
+@pytest.mark.parametrize(
+    "bug", [KeyError("x"), ExceptionGroup("of a nursery", [CliError("away"), KeyError("x")])]
+)
+async def test_a_list_ends_with_a_bug(
+    autojump_clock: trio.testing.MockClock, bug: Exception
+) -> None:
+    _, look = looks(0, bug, 0)
+    with pytest.raises(type(bug)):
+        await repeated(look, 2.0, most=3)
+
+
+async def test_a_first_look_that_fails_ends_the_command() -> None:
+    _, look = looks(CliError("away"))
+    with pytest.raises(CliError, match="away"):
+        await repeated(look, 1.0)
+
+
+@pytest.mark.parametrize(
+    "command", [["topic", "ls"], ["cluster", "ls"], ["raft", "status"], ["group", "ls"]]
+)
+def test_lists_take_an_interval_above_zero(
+    command: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*command, "--watch", "0"]) == 2
+    assert "--watch: above 0" in capsys.readouterr().err
+    assert main([*command, "--help"]) == 0
+    assert "--watch" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("values", "right"),
+    [([1, 20], True), ([1.5, None], True), ([None, None], False), ([True, False], False)],
+)
+def test_print_table_aligns_numbers_and_gaps(
+    capsys: pytest.CaptureFixture[str], values: list[object], right: bool
+) -> None:
+    print_table("", ["number", "name"], [[value, "n0"] for value in values])
+    rows = [line for line in capsys.readouterr().out.splitlines() if "n0" in line]
+    cells = [line.split("│")[1] for line in rows]
+    assert len(cells) == 2
+    assert all(cell.startswith("  ") == right for cell in cells)

@@ -15,7 +15,7 @@ from dledger.console.console import RefusedError
 from dledger.console.groups_page import group_row, reset_time
 from dledger.console.known import is_access_refusal
 from dledger.console.look import ClusterLook, Status, group_views, known_members, look_at
-from dledger.console.paging import PAGE_ROWS, paged
+from dledger.console.texts import PAGE_ROWS, paged
 from dledger.console.topics_page import topic_row
 from dledger.remoting.protocol.bodies import (
     ClientConnection,
