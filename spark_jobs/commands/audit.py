@@ -9,10 +9,11 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from cyclopts import Parameter
 
+from dledger.cli.progress import progress
 from dledger.output import CliError, ExitCode, Output, note, print_json, print_table
 from dledger.spark_jobs.audit.compare import audit as audit_folders
 from dledger.spark_jobs.audit.segment_report import Report
-from dledger.spark_jobs.commands.progress import progress, task_lines
+from dledger.spark_jobs.commands.progress import task_lines
 
 EXIT: Final = {"equal": ExitCode.OK, "parted": ExitCode.FAILED}
 UNKNOWN_EXIT: Final = 2
@@ -37,7 +38,7 @@ def audit(
         raise CliError("name at least two data folders of one group", exit_code=ExitCode.USAGE)
     doer = None
     with (
-        progress("segments", 0) as on_done,
+        progress(0, "segments") as line,
         nullcontext() if engine == "local" else task_lines(note) as on_spark,
     ):
         if on_spark is not None:
@@ -47,7 +48,7 @@ def audit(
             session = open_session(master)
             on_spark(session.sparkContext.statusTracker())
             doer = SparkDoer(session)
-        report = audit_folders([folder.resolve() for folder in folders], doer, on_done)
+        report = audit_folders([folder.resolve() for folder in folders], doer, line.to)
     show(report, output)
     return EXIT.get(report.verdict, UNKNOWN_EXIT)
 

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Final
 import msgspec
 from cyclopts import Parameter, validators
 
+from dledger.cli.progress import progress
 from dledger.commitlog.errors import ConfigError, MQError
 from dledger.jepsen_like.checkers.verdict import Violation
 from dledger.jepsen_like.history.columns import RowOutOfRangeError
@@ -18,7 +19,7 @@ from dledger.jepsen_like.history.parquet import NoHistoryError
 from dledger.output import CliError, ExitCode, Output, note, print_json, print_table
 from dledger.spark_jobs import live
 from dledger.spark_jobs.commands.history import STORE, RunName, Store, run_folder
-from dledger.spark_jobs.commands.progress import progress, task_lines
+from dledger.spark_jobs.commands.progress import task_lines
 from dledger.spark_jobs.run import Engine, Outcome, judge_run, no_verdict, path_of, records
 from dledger.spark_jobs.tables import keep_memory
 
@@ -89,7 +90,7 @@ def check_run(
             return UNKNOWN_EXIT
     report = note if engine != "local" or output != "json" else _silent
     with (
-        progress("operations", records(run)) as on_rows,
+        progress(records(run), "operations") as line,
         nullcontext() if engine == "local" else task_lines(note) as on_spark,
     ):
         keep_memory()
@@ -99,7 +100,7 @@ def check_run(
             time.monotonic,
             master=master,
             report=report,
-            on_rows=on_rows,
+            on_rows=line.to,
             on_spark=on_spark or _silent,
             late_max_ns=None if late_max_ms is None else late_max_ms * 1_000_000,
         )

@@ -8,8 +8,8 @@ from typing import Annotated, Final
 import msgspec
 from cyclopts import App, Parameter
 
+from dledger.cli.progress import progress
 from dledger.output import CliError, ExitCode, Output, note, print_json, print_table
-from dledger.spark_jobs.commands.progress import progress
 
 app = App(
     name="history",
@@ -76,8 +76,8 @@ def generate(
 
     if plant:
         planter_named(plant)
-    with progress("operations", ops) as tell:
-        made = make(Shape(ops, clients, queues, seed, plant), out, tell)
+    with progress(ops, "operations") as line:
+        made = make(Shape(ops, clients, queues, seed, plant), out, line.to)
     shown = msgspec.to_builtins(made)
     if output == "json":
         print_json({**shown, "run": str(out)})

@@ -44,6 +44,7 @@ from dledger.spark_jobs.audit.folder import (
 )
 from dledger.spark_jobs.datasource.network import BatchWriter, StreamWriter, TopicReader
 from dledger.spark_jobs.datasource.options import (
+    COLUMNS,
     LATEST,
     Bounds,
     OptionError,
@@ -321,20 +322,15 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._reader = None
 
 
-_TIME: Final = pa.timestamp("us", tz="UTC")
 _TYPES: Final[Mapping[str, Any]] = {
-    "topic": pa.string(),
-    "broker": pa.string(),
-    "queue_id": pa.int32(),
-    "queue_offset": pa.int64(),
-    "born_timestamp": _TIME,
-    "store_timestamp": _TIME,
-    "message_id": pa.string(),
-    "keys": pa.string(),
-    "tags": pa.string(),
-    "properties": pa.map_(pa.string(), pa.string()),
-    "body": pa.binary(),
+    "string": pa.string(),
+    "int": pa.int32(),
+    "bigint": pa.int64(),
+    "timestamp": pa.timestamp("us", tz="UTC"),
+    "map<string,string>": pa.map_(pa.string(), pa.string()),
+    "binary": pa.binary(),
 }
+"""By the types of `COLUMNS`."""
 _VALUES: Final[Mapping[str, Callable[[MessageExt], Any]]] = {
     "topic": lambda message: message.topic,
     "broker": lambda message: message.broker_name,
@@ -357,13 +353,12 @@ def batch_of(messages: Iterable[MessageExt], columns: Sequence[str]) -> Any:
     this client cannot read.
     """
     rows = list(messages)
-    arrays = []
-    for name in columns:
-        value = _VALUES[name]
-        arrays.append(pa.array([value(message) for message in rows], _TYPES[name]))
-    return pa.RecordBatch.from_arrays(
-        arrays, schema=pa.schema([(name, _TYPES[name]) for name in columns])
-    )
+    schema = pa.schema([(name, _TYPES[COLUMNS[name]]) for name in columns])
+    arrays = [
+        pa.array([_VALUES[name](row) for row in rows], kind)
+        for name, kind in zip(columns, schema.types, strict=True)
+    ]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
 def register(spark: Any) -> None:

@@ -1,4 +1,4 @@
-"""Bad input is no verdict with Spark either; any address that it opens is one to judge."""
+"""Bad input is no verdict with Spark either; any address that it opens is one; its audit."""
 
 from __future__ import annotations
 
@@ -11,12 +11,15 @@ import pytest
 from dledger.jepsen_like.checkers.all_checks import check_source
 from dledger.jepsen_like.checkers.kernel.source import Want
 from dledger.jepsen_like.checkers.verdict import digest_of
+from dledger.spark_jobs.audit.compare import audit
 from dledger.spark_jobs.generate.history import Shape, generate
 from dledger.spark_jobs.run import judge_run
 from tests.harness.bad_tables import BAD
+from tests.harness.replica_folders import SEGMENT_BYTES, flip, usual, write_folder, write_group
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
 
 pytestmark = pytest.mark.slow
 
@@ -65,8 +68,7 @@ def test_one_pass_finds_the_witnesses_of_all_queues(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from dledger.spark_jobs.engines.spark import SparkSource
-    from tests.spark.test_digest_matrix import random_queues
-    from tests.spark.test_engines import local_digest
+    from tests.spark.test_engines import local_digest, random_queues
 
     folder = random_queues(tmp_path / "parquet", 60)
     source = SparkSource(spark, str(folder))
@@ -83,3 +85,31 @@ def test_one_pass_finds_the_witnesses_of_all_queues(
     assert digest_of(check_source(source)) == local_digest(folder)
     many = [(table, count) for table, count in passes if count > 10]
     assert [table for table, _ in many] == ["ops", "obs"]
+
+
+def test_audit_spark_agrees_on_equal_and_damaged_folders(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    from dledger.spark_jobs.engines.spark import SparkDoer
+
+    log = usual()
+    roots = write_group(tmp_path / "equal", log.frames)
+    here, there = audit(roots), audit(roots, SparkDoer(spark))
+    assert here.verdict == "equal"
+    assert here.entries == len(log.frames)
+    assert there.digest == here.digest
+
+    roots[2] = write_folder(tmp_path / "behind", log.frames, commit=30, floor=1, clean=False)
+    for position in (100, 5000, 2 * SEGMENT_BYTES + 7, 4 * SEGMENT_BYTES + 300):
+        base = position // SEGMENT_BYTES * SEGMENT_BYTES
+        flip(roots[1] / "commitlog" / f"{base:020d}", position - base)
+    flip(sorted((roots[0] / "index").iterdir())[0], 50)
+    flip(roots[0] / "consumequeue" / "T" / "0" / ("0" * 20), 33)
+    here, there = audit(roots), audit(roots, SparkDoer(spark))
+    found = {(Path(f.replica).name, f.position) for f in here.findings if f.position >= 0}
+    assert found == {
+        ("n1", 100), ("n1", 5000), ("n1", 2 * SEGMENT_BYTES + 7), ("n1", 4 * SEGMENT_BYTES + 300),
+    }  # fmt: skip
+    assert len(here.findings) == 6
+    assert there == here
+    assert there.digest == here.digest
