@@ -12,7 +12,7 @@ import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
 
 from dledger.jepsen_like.report.run_report import report
-from tests.harness.run_folders import BEGIN_NS, MadeRun, make_run, write_run
+from tests.harness.run_folders import BEGIN_NS, make_run, write_run
 
 VERDICTS = {"valid": "valid", "invalid": "invalid", "unknown": "unknown", "crowded": "invalid"}
 """Runs by name, the oldest first."""
@@ -26,38 +26,24 @@ CHROMIUM_ARGS = (
 )
 
 
-@dataclass
-class Store:
-    """A folder of runs.
-
-    Attributes:
-        folder: The store.
-        made: What they were made from, by name.
-    """
-
-    folder: Path
-    made: dict[str, MadeRun] = field(default_factory=dict)
-
-
 @pytest.fixture(scope="session")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
-    """Return a store with the runs of `VERDICTS`, reports drawn.
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with the runs of `VERDICTS`, reports drawn.
 
     The run ``crowded`` is invalid with more, and longer, anomalies than fit.
     """
-    store = Store(tmp_path_factory.mktemp("browser") / "runs")
-    for name, verdict in VERDICTS.items():
+    store = tmp_path_factory.mktemp("browser") / "runs"
+    for number, (name, verdict) in enumerate(VERDICTS.items(), 1):
         made = make_run(
             operations=OPERATIONS, duration_s=DURATION_S, faults=5, stale_read=verdict == "invalid"
         )
-        folder = write_run(store.folder / name, made, duration_s=DURATION_S)
-        store.made[name] = made
-        _set_result(folder, begin=f"2031-05-04 1{len(store.made)}:00:00", asked=f"asked {name}")
-    _set_result(store.folder / "unknown", verdict="unknown", reason="a checker broke", command="")
-    _crowd(store.folder / "crowded" / "result.json")
-    shutil.rmtree(store.folder / "unknown" / "nodes")
-    (store.folder / "unknown" / "samples.cbor").unlink()
-    for folder in store.folder.iterdir():
+        folder = write_run(store / name, made, duration_s=DURATION_S)
+        _set_result(folder, begin=f"2031-05-04 1{number}:00:00", asked=f"asked {name}")
+    _set_result(store / "unknown", verdict="unknown", reason="a checker broke", command="")
+    _crowd(store / "crowded" / "result.json")
+    shutil.rmtree(store / "unknown" / "nodes")
+    (store / "unknown" / "samples.cbor").unlink()
+    for folder in store.iterdir():
         report(folder)
     return store
 

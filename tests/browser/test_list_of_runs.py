@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.browser.conftest import VERDICTS, Looker, Store
+from tests.browser.conftest import VERDICTS, Looker
 
 pytestmark = pytest.mark.slow
 
@@ -17,11 +17,11 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
-def address(store: Store) -> Iterator[str]:
+def address(store: Path) -> Iterator[str]:
     """Return where the real command serves the store."""
     command = [
         *(sys.executable, "-m", "dledger.cli.main", "chaos", "serve"),
-        *("--port", "0", "--store", str(store.folder)),
+        *("--port", "0", "--store", str(store)),
     ]
     environment = {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"}
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as server:
@@ -36,7 +36,7 @@ def address(store: Store) -> Iterator[str]:
 
 @pytest.mark.parametrize("width_px", [1280, 390])
 def test_the_list_leads_to_every_report_and_back(
-    store: Store, look: Looker, address: str, width_px: int
+    store: Path, look: Looker, address: str, width_px: int
 ) -> None:
     seen = look(address, width_px)
     page = seen.page

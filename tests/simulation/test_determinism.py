@@ -2,66 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
-
 import pytest
 
+from dledger.jepsen_like.soak import gate
 from tests.harness.extent import EXTENT
-from tests.harness.fast_part import gate_part
-from tests.simulation.first_scenario import play
 
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).resolve().parents[2]
 
-
-def play_elsewhere(seeds: Sequence[int], hash_seed: str) -> list[dict[str, Any]]:
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.simulation.first_scenario", *map(str, seeds)],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONHASHSEED": hash_seed},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=100 * len(seeds),
-    )
-    assert done.returncode == 0, done.stderr
-    return [json.loads(line) for line in done.stdout.splitlines()]
-
-
-def assert_nothing_lost(result: dict[str, Any]) -> None:
-    assert result["lost"] == []
-    assert result["acknowledged"] >= 60
-    assert result["read"] >= result["acknowledged"]
-    assert result["sometimes"]["leader_change"] >= 1
-
-
-def test_another_interpreter_has_the_same_events() -> None:
-    here = play(1)
-    assert play_elsewhere([1], "0") == [here]
-    assert_nothing_lost(here)
-
-
-@pytest.mark.hunt
-def test_another_seed_is_another_run() -> None:
-    first, second = play(2), play(3)
-    assert first["digest"] != second["digest"]
-    for result in (first, second):
-        assert_nothing_lost(result)
-
-
-@pytest.mark.parametrize("block", gate_part(range(4), 1))
-@pytest.mark.hunt
-def test_many_seeds_are_repeatable_and_lose_nothing(block: int) -> None:
-    first_seed = 100 + block * EXTENT
-    seeds = range(first_seed, first_seed + EXTENT)
-    here, there = play_elsewhere(seeds, "0"), play_elsewhere(seeds, "4711")
-    for seed, first, second in zip(seeds, here, there, strict=True):
-        assert first == second, f"seed {seed}"
-        assert_nothing_lost(first)
+@pytest.mark.parametrize("seeds", [1, pytest.param(4 * EXTENT, marks=pytest.mark.hunt)])
+async def test_two_interpreters_have_the_same_events(seeds: int) -> None:
+    found = await gate(seeds, 60.0, first_seed=seeds)
+    assert (found.differing, found.invalid) == ([], {})
+    assert found.counted == seeds, "too few plans with a fault and a change of leader"

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from dledger.cli.main import main
 from dledger.jepsen_like.checkers.verdict import Violation
@@ -69,6 +70,7 @@ def test_the_same_plan_is_the_same_run_byte_for_byte(played: Played) -> None:
     again = play(SHORT)
     assert again.digest == played.digest
     assert encode_history(again.history) == encode_history(played.history)
+    assert play(replace(SHORT, seed=SHORT.seed + 1)).digest != played.digest
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ from dledger.jepsen_like.report.pictures import Pictures
 from dledger.jepsen_like.report.run_folder import read_run
 from dledger.jepsen_like.report.run_report import report
 from dledger.jepsen_like.report.series import NS, Leadership, Span
-from tests.harness.run_folders import MadeRun, make_run, write_run
+from tests.harness.run_folders import NODES, MadeRun, make_run, write_run
 
 pytestmark = pytest.mark.slow
 
@@ -79,6 +79,12 @@ def words(text: str) -> str:
     return " ".join(text.split())
 
 
+def label_of(page: PageReader, begin: str) -> str:
+    """Return the label of the picture that begins so."""
+    labels = [value for name, value in page.attributes if name == "aria-label"]
+    return next(label for label in labels if label.startswith(begin))
+
+
 @pytest.fixture(scope="module")
 def made() -> MadeRun:
     return make_run(operations=OPERATIONS, duration_s=DURATION_S, faults=3, stale_read=True)
@@ -126,6 +132,7 @@ def test_the_numbers_are_the_counts_of_the_history(made: MadeRun, page: PageRead
         assert counts[0] > 0
         assert rows[f.name.lower()] == [f"{count:,}" for count in (*counts, sum(counts))]
     assert rows["all"][-1] == f"{OPERATIONS:,}"
+    assert rows["queue_log"][0] == "invalid"
 
 
 def test_nothing_is_asked_for_from_outside(folder: Path, page: PageReader) -> None:
@@ -151,9 +158,15 @@ def test_every_picture_is_in_the_page_and_beside_it(folder: Path, page: PageRead
         assert len({tuple(pixel) for pixel in pixels[::7, ::7].reshape(-1, 4).tolist()}) > 3, name
 
 
-def test_fault_bands_are_in_the_legend(page: PageReader) -> None:
-    for name in ("latency", "rate", "lag"):
-        assert all(kind in page.text[name] for kind in ("kill", "isolate", "disk slow")), name
+def test_plots_name_their_lines_and_the_bands_of_faults(page: PageReader) -> None:
+    lines = {
+        "latency": ("p50 (median)", "p99", "slowest"),
+        "rate": ("ok", "info (not known)", "fail (not done)"),
+        "lag": NODES,
+    }
+    for name, own in lines.items():
+        expected = (*own, "kill", "isolate", "disk slow")
+        assert [word for word in expected if word not in page.text[name]] == [], name
 
 
 def test_the_moment_of_healing_is_marked(tmp_path: Path) -> None:
@@ -183,6 +196,8 @@ def test_terms_stand_in_the_ribbon(made: MadeRun, page: PageReader) -> None:
     assert len(terms) == 4
     assert f"4 terms, newest term {terms[-1]}." in page.text["leader"]
     assert set(terms) <= set(page.text["leader"].split())
+    assert all(f"{node} leads" in page.text["leader"] for node in NODES)
+    assert f"term {terms[-1]} from" in label_of(page, "Leaders: ")
 
 
 def test_a_node_that_never_led_has_an_empty_lane(tmp_path: Path) -> None:
@@ -204,8 +219,21 @@ def test_the_anomalies_name_their_witnesses(made: MadeRun, page: PageReader) -> 
 
 
 def test_the_order_picture_marks_the_witnesses(made: MadeRun, page: PageReader) -> None:
-    for op_id in made.verdicts[0].violations[0].operations:
+    violation = made.verdicts[0].violations[0]
+    label = label_of(page, f"Offsets over time in {violation.subject}.")
+    for op_id in violation.operations:
         assert f"(op {op_id})" in page.text["order"]
+        assert f"operation {op_id}: " in label
+
+
+def test_the_label_of_availability_has_the_outages(made: MadeRun, page: PageReader) -> None:
+    assert re.search(r"\d+ of \d+ seconds \(\d+\.\d%\)", page.text["availability"])
+    label = label_of(page, "No send was acknowledged")
+    spells = [(float(a), float(b)) for a, b in re.findall(r"(\d+) to (\d+) s", label)]
+    long = [(a, b) for a, b in made.outages_s if b - a > 2.5]
+    assert long, "no outage is long enough to be seen: choose another seed"
+    for begin, end in long:
+        assert any(a <= begin + 2 and b >= end - 2 for a, b in spells), (begin, end, spells)
 
 
 def test_logs_are_cut_to_their_end(page: PageReader) -> None:
@@ -215,7 +243,10 @@ def test_logs_are_cut_to_their_end(page: PageReader) -> None:
     assert "index=249" not in text
 
 
-def test_plan_skipped_faults_and_command(page: PageReader) -> None:
+def test_plan_faults_and_command(made: MadeRun, page: PageReader) -> None:
+    events = [e for e in made.history.events if e.kind != "role"]
+    done = [[e.kind.replace("_", " "), e.node] for e in events if "skipped" not in e.detail]
+    assert [row[1:3] for row in page.rows["faults"]][1 : 1 + len(done)] == done
     assert '"duration_ms": 120000' in page.text["plan"]
     assert ["wipe", "1", "too few members would be left"] in page.rows["faults"]
     assert "dledger chaos run --seed 1" in page.text["command"]
@@ -239,6 +270,7 @@ def test_report_of_a_valid_run_states_what_was_checked(tmp_path: Path) -> None:
         "nothing lost, nothing doubled"
     )
     assert page.pictures["order"] == 0
+    assert "No violation names operations" in page.text["order"]
     assert "2 of 2 checkers say valid" in page.text["anomalies"]
 
 
@@ -264,6 +296,9 @@ def test_report_of_an_empty_folder_states_it(tmp_path: Path) -> None:
     assert tuple(page.text) == SECTIONS
     assert page.text["verdict"].startswith("\nunknown: there is no result.json")
     assert "There is no history" in page.text["verdict"]
+    assert "No samples of a leader" in page.text["lag"]
+    assert "No logs were kept" in page.text["logs"]
+    assert "No command was written down" in page.text["command"]
     assert sum(page.pictures.values()) == 0
 
 
