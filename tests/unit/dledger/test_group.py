@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,9 @@ from dledger.broker_errors import (
 )
 from dledger.commitlog.record import decode_record
 from dledger.group_api import OffsetCommit, Proposed
+from dledger.proposals import BATCHES_PER_ENTRY
 from dledger.state.state_record import ConsumerOffsetsChange, state_batch
+from dledger.waiting import CALLS_PER_TURN
 from tests.harness.groups import Groups, bodies, running_groups
 from tests.harness.raft_cluster import batch
 
@@ -51,6 +54,34 @@ async def test_what_arrives_during_one_flush_becomes_one_entry(tmp_path: Path) -
             await trio.sleep(0.01)
         assert {result.index for result in results} == {before + 1}
         assert [result.first_offsets[0] for result in results] == [n // 4 for n in range(50)]
+
+
+class Steps(trio.abc.Instrument):
+    """Numbers the steps of tasks."""
+
+    number = 0
+
+    def before_task_step(self, _task: trio.lowlevel.Task) -> None:
+        self.number += 1
+
+
+async def test_crowd_is_sealed_and_answered_in_turns(tmp_path: Path) -> None:
+    async with running_groups(tmp_path) as groups:
+        leader, steps = (await groups.leader()).group, Steps()
+        before = leader.state.applied_index
+        answers: list[tuple[int, Proposed]] = []
+        trio.lowlevel.add_instrument(steps)
+        for _ in range(BATCHES_PER_ENTRY + 200):
+            leader.propose(batch(b"x"), lambda proposed: answers.append((steps.number, proposed)))
+        leader.kick()
+        while len(answers) < BATCHES_PER_ENTRY + 200:
+            await trio.sleep(0.01)
+        trio.lowlevel.remove_instrument(steps)
+        sizes = Counter(proposed.index for _, proposed in answers)
+        assert sizes == {before + 1: BATCHES_PER_ENTRY, before + 2: 200}
+        offsets = [proposed.first_offsets for _, proposed in answers]
+        assert offsets == [(offset,) for offset in range(len(answers))]
+        assert max(Counter(step for step, _ in answers).values()) <= CALLS_PER_TURN
 
 
 async def test_commit_that_a_step_expects_counts_what_waits_before_it(tmp_path: Path) -> None:
