@@ -17,21 +17,36 @@ from dledger.group_api import AppliedListener
 from dledger.proposals import Proposals
 from dledger.raft.member import RaftNode
 from dledger.remoting.seams import Clock
-from dledger.state.apply import QueueUnits
+from dledger.state.apply import APPLIED_TOGETHER_BYTES, Applied, QueueUnits
 from dledger.store import ReplicaStore
 from dledger.waiting import Wakeup
 
 log = structlog.get_logger(__name__)
 
 APPLY_AT_ONCE_ENTRIES: Final = 64
-"""Entries applied in one go before other tasks get their turn."""
+"""Entries that may wait to be applied, and are applied in one go before a read."""
 
-APPLY_AT_ONCE_QUEUES: Final = 256
-"""Queues whose units are written in one go, over all these entries; each takes some 30
-microseconds. The entry that meets the limit is applied as a whole."""
+APPLY_AT_ONCE_BYTES: Final = APPLIED_TOGETHER_BYTES
+"""Likewise, in bytes."""
 
-QUEUES_PER_TOPICS: Final = 16
-"""As many queues an entry that changes topics counts for: it takes half a millisecond."""
+APPLY_TURN_US: Final = 10_000
+"""What is applied before other tasks get their turn, by the costs below, in microseconds. The entry
+that meets the limit is applied as a whole."""
+
+ENTRY_US: Final = 50
+QUEUE_US: Final = 30
+RECORD_US: Final = 6
+TOPICS_US: Final = 500
+STATE_BYTES_PER_US: Final = 4
+
+
+def cost_us(applied: Applied) -> float:
+    """Return what it cost, about, to apply entries of one call."""
+    records = sum(len(each.units) for each in applied.units)
+    units_us = QUEUE_US * len(applied.units) + RECORD_US * records
+    state_us = applied.state_bytes / STATE_BYTES_PER_US + TOPICS_US * applied.topics_changed
+    return ENTRY_US + units_us + state_us
+
 
 SPACE_RETRY_S: Final = 1.0
 """How often an entry is tried again that a full disk kept from being applied."""
@@ -73,8 +88,10 @@ class Applier:
         self._hurry = Wakeup()
         self._lacks_space = False
 
-    def apply(self, limit: int) -> None:
-        """Apply up to *limit* entries that are committed; answer their proposals, call listeners.
+    def apply(self, turn_us: float = APPLY_TURN_US) -> None:
+        """Apply entries that are committed; answer their proposals, call listeners.
+
+        *turn_us*: stop behind the entry that reaches this cost, see `cost_us`.
 
         Raises CorruptEntryError, CorruptRecordError: an entry is damaged that cannot be repaired.
         """
@@ -82,9 +99,8 @@ class Applier:
         if store.installing:
             return
         commit = store.applicable(self._node.commit_index)
-        stop = min(commit, store.derived_index + limit)
-        queues_left = APPLY_AT_ONCE_QUEUES
-        while store.derived_index < stop and queues_left > 0:
+        stop = min(commit, store.derived_index + APPLY_AT_ONCE_ENTRIES)
+        while store.derived_index < stop and turn_us > 0:
             # Read each time: a listener called below may have made this node apply more.
             try:
                 applied = store.apply_next(stop)
@@ -102,7 +118,7 @@ class Applier:
             if applied.deleted_topics:
                 self._proposals.forget_topics(applied.deleted_topics)
             self._proposals.resolve(index)
-            queues_left -= len(applied.units) + applied.topics_changed * QUEUES_PER_TOPICS
+            turn_us -= cost_us(applied)
             touched = applied.touched
             for listener in self.on_applied:
                 self._proposals.call(listener, touched)
@@ -121,8 +137,13 @@ class Applier:
     @property
     def may_lag(self) -> bool:
         """Whether what is committed may be applied later: little waits, and nothing hinders."""
-        behind = self._node.commit_index - self._store.derived_index
-        return behind < APPLY_AT_ONCE_ENTRIES and not self._lacks_space
+        entry_log = self._store.log
+        first = max(self._store.derived_index + 1, entry_log.first_index)
+        last = min(self._node.commit_index, entry_log.last_index)
+        if self._lacks_space or last - first >= APPLY_AT_ONCE_ENTRIES - 1:
+            return False
+        positions = entry_log.position_at
+        return last <= first or positions(last) - positions(first) < APPLY_AT_ONCE_BYTES
 
     def _wait_for_space(self, index: int, error: DiskFullError) -> None:
         """Apply nothing for now: what is applied can be read, and sends wait or are refused."""
@@ -138,7 +159,7 @@ class Applier:
             # A follower's flush and acknowledgement go first: the leader waits for them.
             for _ in range(APPLY_AFTER_TURNS):
                 await trio.lowlevel.checkpoint()
-            self.apply(APPLY_AT_ONCE_ENTRIES)
+            self.apply()
             self._node.settle()
             if self._lacks_space:
                 await self._clock.sleep(SPACE_RETRY_S)

@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
+from math import inf
 from typing import Any, Final
 
 import structlog
 import trio
 
-from dledger.applier import APPLY_AT_ONCE_ENTRIES, Applier
+from dledger.applier import Applier
 from dledger.broker_errors import NotLeaderError
 from dledger.commitlog.consume_queue_store import ConsumeQueueStore
 from dledger.commitlog.entry_log import EntryLog
@@ -293,14 +294,14 @@ class Group(Proposals):
             or not self._applier.may_lag
             or not self._answer_committed()
         ):
-            self._applier.apply(APPLY_AT_ONCE_ENTRIES)
+            self._applier.apply()
         elif self.store.derived_index < self.store.applicable(self.node.commit_index):
             self._applier.apply_soon()
 
     def catch_up(self) -> None:
         """Apply all that is committed here: a read sees every message that was answered."""
         if self.store.derived_index < self.node.commit_index:
-            self._applier.apply(APPLY_AT_ONCE_ENTRIES)
+            self._applier.apply(inf)
 
     def _note_leadership(self) -> None:
         node = self.node
@@ -389,7 +390,7 @@ class Group(Proposals):
         if ticket is not None:
             await self._executor.run(ticket.run, kind="flush")
             self.store.log.complete_flush(ticket)
-        self._applier.apply(self.node.commit_index)
+        self._applier.apply(inf)
         checkpoint = self.store.begin_checkpoint(self.node.commit_index)
         if checkpoint is not None:
             await self._executor.run(checkpoint.write, kind=CHECKPOINT)

@@ -9,6 +9,7 @@ only, so nothing in them ever has to be undone.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Final
 
 import structlog
 from typing_extensions import Buffer
@@ -57,6 +58,9 @@ from dledger.state.state_record import QueueFloorsChange
 from dledger.state.tables import StateTables
 
 log = structlog.get_logger(__name__)
+
+ALONE_MAX: Final = 64
+"""Entries that are applied one by one before it is looked again whether they may be together."""
 
 
 class ReplicaStore:
@@ -124,8 +128,8 @@ class ReplicaStore:
         )
         self._refer_to_derived()
         self.derived_index = self.log.first_index - 1
-        self._alone = 0
-        """An entry that is not applied together with others."""
+        self._alone, self._alone_next = range(0), 1
+        """Entries that are not applied together with others, and how many the next such are."""
         self._unfinished: Applied | None = None
         """An entry that the tables have, while queues are still to begin later because of it."""
         self._saved = (0, 0)
@@ -477,17 +481,20 @@ class ReplicaStore:
         first = self.derived_index + 1
         entries: EntriesTogether | None = None
         while entries is None:
-            if first < self._alone:
-                last = min(last, self._alone - 1)
-            if last <= first or first == self._alone or first <= self.tables.applied_index:
+            if first < self._alone.start:
+                last = min(last, self._alone.start - 1)
+            if last <= first or first in self._alone or first <= self.tables.applied_index:
                 return self.apply(first)
             found = read_together(self.log, first, last, self.delays)
             if isinstance(found, int):
-                self._alone = found
+                # They come in rows, and each look reads up to a thousand records for nothing.
+                self._alone = range(found, found + self._alone_next)
+                self._alone_next = min(2 * self._alone_next, ALONE_MAX)
             else:
                 entries = found
         # Before the tables, which say what counts: on a full disk nothing has happened then.
         self.derived.put(entries.derived, None)
+        self._alone_next = max(1, self._alone_next // 2)
         applied = apply_together(self.tables, entries)
         self.derived_index = applied.index
         self.image.copy_changes()

@@ -47,7 +47,7 @@ MAX_LOCKS: Final = 500_000
 FORGOTTEN_LEASES: Final = 10
 """A grant that was not renewed for this number of leases is given back by the leader."""
 
-MAX_FORGOTTEN: Final = 1_000
+MAX_FORGOTTEN: Final = 128
 """Grants looked at for it in one decision, a microsecond each."""
 
 

@@ -64,6 +64,10 @@ class QueueUnits:
     units: Units
 
 
+STATE_BYTES_AT_ONCE: Final = 1 << 15
+"""State records of entries that are applied together, in bytes: at most 1,400 rows, some 10 ms."""
+
+
 @dataclass(slots=True)
 class Applied:
     """What an entry did, for the derived files and for those that wait.
@@ -83,6 +87,13 @@ class Applied:
     def touched(self) -> list[tuple[str, int, int]]:
         """Topic, queue id and new max offset of every queue that grew."""
         return [(item.topic, item.queue_id, item.first + len(item.units)) for item in self.units]
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of the records that changed tables."""
+        return sum(
+            int(each.units["size"].sum()) for each in self.units if each.topic == STATE_TOPIC
+        )
 
 
 def apply_entry(
@@ -140,6 +151,7 @@ def entries_together(
     """
     begins = [header.position for header in headers]
     positions: list[tuple[int, int]] = []
+    state_bytes = 0
     for topic, queue_id, where in derived.groups:
         if topic in (HALF_TOPIC, TIMER_TOPIC):
             first = int(derived.phy_offset[where][0])
@@ -152,7 +164,9 @@ def entries_together(
         header = headers[bisect_right(begins, position) - 1]
         body, size = checked_body(frames, position - begins[0])
         change = decode_change(queue_id, body)
-        if not isinstance(change, ProducerSendChange | ConsumerOffsetsChange):
+        state_bytes += size
+        is_plain = isinstance(change, ProducerSendChange | ConsumerOffsetsChange)
+        if not is_plain or state_bytes > STATE_BYTES_AT_ONCE:
             return header.index
         changes.append((change, header, position + size))
     return EntriesTogether(headers, derived, changes)

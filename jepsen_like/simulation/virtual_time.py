@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import gc
 import math
-from collections.abc import Awaitable, Callable, Iterator, MutableSequence
+from collections.abc import Awaitable, Callable, Iterator, MutableSequence, Sequence
 from contextlib import contextmanager
 from heapq import heappop, heappush
 from random import Random
@@ -242,7 +242,11 @@ def no_collector() -> Iterator[None]:
             gc.enable()
 
 
-def run_virtual(seed: int, main: Callable[[VirtualTime], Awaitable[T]]) -> T:
+def run_virtual(
+    seed: int,
+    main: Callable[[VirtualTime], Awaitable[T]],
+    instruments: Sequence[trio.abc.Instrument] = (),
+) -> T:
     """Run *main* on virtual time and return what it returns.
 
     Raises SimulationError: trio cannot be made repeatable, or every task got stuck.
@@ -257,7 +261,7 @@ def run_virtual(seed: int, main: Callable[[VirtualTime], Awaitable[T]]) -> T:
         return None
 
     with seeded_scheduler(seed), no_collector():
-        result = trio.run(scoped, clock=time, strict_exception_groups=True)
+        result = trio.run(scoped, clock=time, instruments=instruments, strict_exception_groups=True)
     if time.stuck:
         raise SimulationError("every task waits for something that will never happen")
     return cast("T", result)

@@ -19,7 +19,15 @@ from __future__ import annotations
 
 import gc
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, MutableMapping
+from collections.abc import (
+    Awaitable,
+    Callable,
+    Collection,
+    Iterator,
+    Mapping,
+    MutableMapping,
+    Sequence,
+)
 from contextlib import contextmanager
 from typing import Any, Final, TypeVar
 
@@ -442,7 +450,10 @@ def _is_scrubbed(node: BrokerNode) -> bool:
 
 
 def run_world(
-    seed: int, main: Callable[[World], Awaitable[T]], settings: WorldSettings | None = None
+    seed: int,
+    main: Callable[[World], Awaitable[T]],
+    settings: WorldSettings | None = None,
+    instruments: Sequence[trio.abc.Instrument] = (),
 ) -> T:
     """Make a world, start it, run *main* in it and return what that returns.
 
@@ -469,7 +480,7 @@ def run_world(
     if is_ours:
         gc.freeze()
     try:
-        run_virtual(seed, run)
+        run_virtual(seed, run, instruments)
     except BaseExceptionGroup as group:
         if worlds and worlds[0].violation is None and len(group.exceptions) == 1:
             raise group.exceptions[0] from None

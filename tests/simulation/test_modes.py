@@ -172,7 +172,7 @@ def test_flushes_that_come_late_lose_nothing_of_a_majority() -> None:
 
 @pytest.mark.parametrize("seed", gate_part([3, 4, 5], 1))
 def test_a_power_cut_of_all_loses_what_is_not_flushed(seed: int) -> None:
-    """Sends every 30 ms: at a cut most seeds have what no disk keeps; the first loss ends a play."""
+    """Sends every 30 ms: at a cut most seeds have what no disk keeps; a loss ends the play."""
     steps = tuple(
         Step(6_000 + 10_000 * number, Kind.POWER_CUT_ALL, "all", 3_000, 2 * number)
         for number in range(20)

@@ -16,11 +16,13 @@ from dledger.broker_errors import (
     ShuttingDownError,
     UnknownOutcomeError,
 )
-from dledger.commitlog.record import decode_record
+from dledger.commitlog.entry import Run
+from dledger.commitlog.record import decode_record, encode_record
 from dledger.group_api import OffsetCommit, Proposed
 from dledger.proposals import BATCHES_PER_ENTRY
 from dledger.state.state_record import ConsumerOffsetsChange, state_batch
 from dledger.waiting import CALLS_PER_TURN
+from tests.harness.fake_group import batch_of
 from tests.harness.groups import Groups, bodies, running_groups
 from tests.harness.raft_cluster import batch
 
@@ -153,6 +155,34 @@ async def test_a_barrier_shows_what_was_answered_early(tmp_path: Path) -> None:
             while not seen:
                 await trio.sleep(0.001)
         assert seen[0] >= 0
+
+
+def record(queue_id: int) -> bytes:
+    return encode_record(topic="T", queue_id=queue_id, body=b"x", properties=b"")
+
+
+async def test_read_sees_all_that_was_answered_early_whatever_it_costs(tmp_path: Path) -> None:
+    queues = [Run("T", queue_id, 2) for queue_id in range(300)]
+    records = [record(run.queue_id) for run in queues for _ in range(run.count)]
+    async with running_groups(tmp_path) as groups:
+        leader, answered, lags = (await groups.leader()).group, list[int](), list[int]()
+
+        def on_done(proposed: Proposed) -> None:
+            answered.append(proposed.index)
+            if len(answered) == 3:
+                lags.append(proposed.index - leader.state.applied_index)
+                leader.catch_up()
+                lags.append(proposed.index - leader.state.applied_index)
+
+        for _ in range(3):
+            leader.propose(batch_of(records, *queues), on_done, is_applied=False)
+            leader.kick()
+            await trio.sleep(0.005)
+        with trio.fail_after(60):
+            while not lags:
+                await trio.sleep(0.001)
+        assert lags[0] > 1
+        assert lags[1] == 0
 
 
 async def test_sends_answered_early_are_applied_in_time(tmp_path: Path) -> None:

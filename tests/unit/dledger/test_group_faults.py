@@ -101,7 +101,7 @@ async def test_next_checkpoint_flushes_later_units(monkeypatch: pytest.MonkeyPat
         await group.submit(batch(b"first"))
         await trio.sleep(3.5)
         with monkeypatch.context() as patch:
-            patch.setattr(group._applier, "apply", lambda limit: None)
+            patch.setattr(group._applier, "apply", lambda *_: None)
             group.propose(batch(b"second", topic="S"), lambda _: None)
             group.kick()
             await trio.sleep(3.5)  # a checkpoint: the mark moves, the tables do not

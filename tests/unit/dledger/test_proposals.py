@@ -5,16 +5,18 @@ How many entries are applied in one go.
 
 from __future__ import annotations
 
+from math import inf
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from dledger.applier import APPLY_AT_ONCE_ENTRIES, APPLY_AT_ONCE_QUEUES, QUEUES_PER_TOPICS, Applier
+from dledger.applier import APPLY_AT_ONCE_ENTRIES, Applier
 from dledger.commitlog.entry import Run
 from dledger.commitlog.queue_unit import UNIT_DTYPE
 from dledger.proposals import PendingQueueOffsets
+from dledger.remoting.protocol.topic_names import STATE_TOPIC
 from dledger.state.apply import Applied, QueueUnits
 from dledger.state.tables import QueueBounds
 from tests.harness.fake_group import empty_tables
@@ -53,7 +55,6 @@ def test_a_plan_that_is_not_kept_counts_for_nothing() -> None:
 
 
 COMMITTED = 200
-EMPTY = np.empty(0, UNIT_DTYPE)
 
 
 class Store:
@@ -61,9 +62,10 @@ class Store:
 
     installing = False
 
-    def __init__(self, *, units: int, topics_changed: bool) -> None:
+    def __init__(self, queues: int, records: int, topic: str, topics_changed: bool) -> None:
         self.derived_index = 0
-        self._units = units
+        units = np.ones(records, UNIT_DTYPE)
+        self._units = [QueueUnits(topic, 0, 0, units)] * queues
         self._topics_changed = topics_changed
 
     def applicable(self, commit_index: int) -> int:
@@ -71,30 +73,33 @@ class Store:
 
     def apply_next(self, _: int) -> Applied:
         self.derived_index += 1
-        units = [QueueUnits("T", 0, 0, EMPTY)] * self._units
+        changed = self._topics_changed
         return Applied(
-            self.derived_index, units, [], topics_changed=self._topics_changed, deleted_topics=()
+            self.derived_index, self._units, [], topics_changed=changed, deleted_topics=()
         )
 
 
 @pytest.mark.parametrize(
-    ("units", "topics_changed", "at_once"),
+    ("queues", "records", "topic", "topics_changed", "at_once"),
     [
-        (1, False, APPLY_AT_ONCE_ENTRIES),
-        (32, False, APPLY_AT_ONCE_QUEUES // 32),
-        (0, True, APPLY_AT_ONCE_QUEUES // QUEUES_PER_TOPICS),
-        (16, True, APPLY_AT_ONCE_QUEUES // (QUEUES_PER_TOPICS + 16)),
+        (1, 1, "T", False, APPLY_AT_ONCE_ENTRIES),
+        (32, 0, "T", False, 10),
+        (1, 1_000, "T", False, 2),
+        (0, 0, "T", True, 19),
+        (1, 10_000, STATE_TOPIC, False, 1),
     ],
 )
 def test_applier_applies_fewer_entries_that_cost_more(
-    units: int, topics_changed: bool, at_once: int
+    queues: int, records: int, topic: str, topics_changed: bool, at_once: int
 ) -> None:
-    store: Any = Store(units=units, topics_changed=topics_changed)
+    store: Any = Store(queues, records, topic, topics_changed)
     node: Any = SimpleNamespace(commit_index=COMMITTED)
     proposals: Any = SimpleNamespace(resolve=lambda _: None, call=lambda *_: None)
     clock: Any = None
     applier = Applier(store, node, proposals, lambda _: False, clock)
-    applier.apply(APPLY_AT_ONCE_ENTRIES)
+    applier.apply()
     assert store.derived_index == at_once
-    applier.apply(APPLY_AT_ONCE_ENTRIES)
+    applier.apply()
     assert store.derived_index == 2 * at_once
+    applier.apply(inf)
+    assert store.derived_index == 2 * at_once + APPLY_AT_ONCE_ENTRIES, "a read waits for all"
