@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 import trio
 import trio.testing
@@ -12,7 +13,7 @@ from dledger.remoting.connection import Connection
 from dledger.remoting.processor import Handled, Limiter
 from dledger.remoting.processor_table import ProcessorTable
 from dledger.remoting.protocol.codes import RequestCode
-from dledger.remoting.protocol.command import RemotingCommand
+from dledger.remoting.protocol.command import RemotingCommand, response_to
 from dledger.remoting.server import RemotingServer
 from dledger.testing.doubles import MemoryNetwork
 
@@ -41,6 +42,17 @@ class NodeWorld:
         return sum(seen.code == code for seen in self.seen)
 
 
+def fixed(
+    number: int = 0,
+    remark: str | None = None,
+    ext: Mapping[str, str] = MappingProxyType({}),
+    *,
+    body: bytes = b"",
+) -> Callable[[RemotingCommand], RemotingCommand]:
+    """Return what answers every request alike."""
+    return lambda asked: response_to(asked, number, remark, dict(ext), body)
+
+
 class Node:
     """A program that serves requests and can be killed and started again."""
 
@@ -48,25 +60,27 @@ class Node:
         self.world = world
         self.address = address
         self.processors = ProcessorTable()
+        self._handlers: dict[int, Callable[[Connection, RemotingCommand], Handled]] = {}
         self.seen: list[Seen] = []
         self._scope: trio.CancelScope | None = None
         self.connections = 0
 
     def on(self, code: RequestCode, handler: Callable[[RemotingCommand], Handled]) -> None:
-        """Answer *code*; the request is noted first."""
+        """Answer *code* by *handler* from now on; the request is noted first."""
         self.on_from(code, lambda _, command: handler(command))
 
     def on_from(
         self, code: RequestCode, handler: Callable[[Connection, RemotingCommand], Handled]
     ) -> None:
         """Answer *code*, knowing whose connection it is."""
+        if code not in self._handlers:
+            self.processors.register(code, self._handle, Limiter(code.name, 10_000))
+        self._handlers[code] = handler
 
-        def handle(connection: Connection, command: RemotingCommand) -> Handled:
-            self.seen.append(Seen(self.address, command.code, command, trio.current_time()))
-            self.world.seen.append(self.seen[-1])
-            return handler(connection, command)
-
-        self.processors.register(code, handle, Limiter(code.name, 10_000))
+    def _handle(self, connection: Connection, command: RemotingCommand) -> Handled:
+        self.seen.append(Seen(self.address, command.code, command, trio.current_time()))
+        self.world.seen.append(self.seen[-1])
+        return self._handlers[command.code](connection, command)
 
     async def start(self) -> None:
         host, port = self.address.split(":")

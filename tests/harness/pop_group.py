@@ -133,7 +133,10 @@ class PopGroup:
         ):
             broker.on(code, led(partial(self._faulty, do=handler)))
         broker.on(RequestCode.END_TRANSACTION, led(lambda asked: self._faulty(asked, self._decide)))
-        broker.answer_send_back = led(lambda asked: self._faulty(asked, self._send_back))
+        broker.on(
+            RequestCode.CONSUMER_SEND_MSG_BACK,
+            led(lambda asked: self._faulty(asked, self._send_back)),
+        )
 
     def _faulty(
         self, asked: RemotingCommand, do: Callable[[RemotingCommand], RemotingCommand]

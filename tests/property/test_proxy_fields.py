@@ -151,8 +151,7 @@ def answer_all(world: World) -> None:
     for number in range(3):
         record = encode_record(topic="T", queue_id=0, body=b"%d" % number, properties=b"")
         group.store("T", 0, decode_record(record))
-    for broker in group.brokers:
-        broker.on(RequestCode.RECALL_MESSAGE, response_to)
+    group.on(RequestCode.RECALL_MESSAGE, response_to)
 
 
 async def call(handlers: _Handlers, name: str, rng: random.Random) -> None:

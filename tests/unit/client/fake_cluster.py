@@ -7,6 +7,7 @@ import struct
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 
 import msgspec
 import trio
@@ -115,32 +116,24 @@ class Broker(Node):
             self.on(RequestCode.CAPABILITIES, self._capabilities)
             self.on(RequestCode.SEND_RECORDS, self._send_records)
             self.on(RequestCode.RAFT_STATUS, self._raft_status)
-            # Called with each OPEN_PRODUCER instead of what answers it otherwise.
-            self.open_hook: Callable[[RemotingCommand], Handled] = self._open_producer
-            self.on(RequestCode.OPEN_PRODUCER, self._answer_open)
+            self.on(RequestCode.OPEN_PRODUCER, self._open_producer)
             if group.bulk:
                 self.on(RequestCode.BULK_PULL, self._pull)
         self.on(RequestCode.SEND_MESSAGE_V2, self._send)
         self.on(RequestCode.SEND_BATCH_MESSAGE, self._send)
-        # Called with each PULL_MESSAGE instead of what answers it otherwise.
-        self.pull_hook: Callable[[RemotingCommand], Handled] = self._pull
-        self.on(RequestCode.PULL_MESSAGE, self._answer_pull)
+        self.on(RequestCode.PULL_MESSAGE, self._pull)
         # Consumer group → connection → client id; each broker knows what it received itself.
         self.consumers: dict[str, dict[Connection, str]] = {}
         self.on_from(RequestCode.HEART_BEAT, self._heartbeat)
         self.on_from(RequestCode.UNREGISTER_CLIENT, self._unregister)
         self.on(RequestCode.GET_CONSUMER_LIST_BY_GROUP, self._consumer_list)
-        self.lock_hook: Callable[[RemotingCommand], Handled] = self._lock
-        self.on(RequestCode.LOCK_BATCH_MQ, self._answer_lock)
+        self.on(RequestCode.LOCK_BATCH_MQ, self._lock)
         self.on(RequestCode.UNLOCK_BATCH_MQ, self._unlock)
-        self.answer_send_back: Callable[[RemotingCommand], Handled] | None = None
         self.on(RequestCode.CONSUMER_SEND_MSG_BACK, self._send_back)
         self.on(RequestCode.GET_MAX_OFFSET, self._max_offset)
         self.on(RequestCode.GET_TOPIC_STATS_INFO, self._topic_stats)
         self.on(RequestCode.GET_MIN_OFFSET, lambda a: self._led(a, {"offset": "0"}))
         self.on(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, lambda a: self._led(a, {"offset": "1"}))
-        self.answer_query: Callable[[RemotingCommand], Handled] | None = None
-        self.answer_commit: Callable[[RemotingCommand], Handled] | None = None
         self.on(RequestCode.UPDATE_CONSUMER_OFFSET, self._commit)
         self.on(RequestCode.QUERY_CONSUMER_OFFSET, self._committed)
         self.on(RequestCode.UPDATE_AND_CREATE_TOPIC, self._create_topic)
@@ -172,9 +165,6 @@ class Broker(Node):
         if self.identity is not None:
             ext["groupIdentity"] = self.identity
         return response_to(asked, 0, None, ext)
-
-    def _answer_open(self, asked: RemotingCommand) -> Handled:
-        return self.open_hook(asked)
 
     def _open_producer(self, asked: RemotingCommand) -> RemotingCommand:
         if not self.leads:
@@ -287,9 +277,6 @@ class Broker(Node):
             )
         )
 
-    def _answer_pull(self, asked: RemotingCommand) -> Handled:
-        return self.pull_hook(asked)
-
     def _pull(self, asked: RemotingCommand) -> Handled:
         if not self.leads:
             return self._not_leader(asked)
@@ -367,9 +354,6 @@ class Broker(Node):
         body = ConsumerIdList(consumer_id_list=sorted(set(members.values()))).encode()
         return response_to(asked, 0, None, None, body)
 
-    def _answer_lock(self, asked: RemotingCommand) -> Handled:
-        return self.lock_hook(asked)
-
     def _lock(self, asked: RemotingCommand) -> RemotingCommand:
         if not self.leads:
             return self._not_leader(asked)
@@ -394,8 +378,6 @@ class Broker(Node):
         return self._led(asked, {})
 
     def _send_back(self, asked: RemotingCommand) -> Handled:
-        if self.answer_send_back is not None:
-            return self.answer_send_back(asked)
         if not self.leads:
             return self._not_leader(asked)
         record = decode_record(self.group.by_position[int(asked.ext["offset"])])
@@ -417,16 +399,12 @@ class Broker(Node):
         return self._led(asked, {"offset": str(len(queue))})
 
     def _commit(self, asked: RemotingCommand) -> Handled:
-        if self.answer_commit is not None:
-            return self.answer_commit(asked)
         if self.leads:
             key = (asked.ext["consumerGroup"], asked.ext["topic"], int(asked.ext["queueId"]))
             self.group.committed[key] = int(asked.ext["commitOffset"])
         return self._led(asked, {})
 
     def _committed(self, asked: RemotingCommand) -> Handled:
-        if self.answer_query is not None:
-            return self.answer_query(asked)
         key = (asked.ext["consumerGroup"], asked.ext["topic"], int(asked.ext["queueId"]))
         offset = self.group.committed.get(key)
         if offset is None and self.leads:
@@ -500,6 +478,22 @@ class Group:
         # What NameServers report of it: its identity, and the members that name none.
         self.stated = ""
         self.register()
+
+    def on(self, code: RequestCode, handler: Callable[[RemotingCommand], Handled]) -> None:
+        """Answer *code* by *handler* at every member from now on."""
+        self.on_each(code, lambda _, asked: handler(asked))
+
+    def on_each(
+        self, code: RequestCode, handler: Callable[[Broker, RemotingCommand], Handled]
+    ) -> None:
+        """As `on`; *handler* also gets the member."""
+        for broker in self.brokers:
+            broker.on(code, partial(handler, broker))
+
+    def intercept(self, handler: Callable[[RemotingCommand], Handled] | None) -> None:
+        """Let *handler* answer sends; where it returns None, they are stored."""
+        for broker in self.brokers:
+            broker.intercept = handler
 
     def identify(self, identity: str) -> None:
         """Give the group an identity that NameServers and members know."""

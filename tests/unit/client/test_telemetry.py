@@ -34,7 +34,7 @@ from dledger.client.telemetry import MAX_BEGUN, OpenTelemetryHook, trace_context
 from dledger.commitlog.record import decode_record
 from dledger.remoting.machine import ThreadExecutor
 from dledger.remoting.protocol.codes import ResponseCode
-from dledger.remoting.protocol.command import response_to
+from tests.harness.fake_nodes import fixed
 from tests.unit.client.consumer.consuming import QUEUE, Heard
 from tests.unit.client.fake_cluster import World
 
@@ -205,8 +205,7 @@ async def test_each_message_of_a_batch_has_its_span(
 async def test_failed_send_states_its_outcome(
     world: World, client: ClientInstance, collected: Collected
 ) -> None:
-    for broker in world.groups["g"].brokers:
-        broker.intercept = lambda a: response_to(a, ResponseCode.NO_PERMISSION, "not allowed")
+    world.groups["g"].intercept(fixed(ResponseCode.NO_PERMISSION, "not allowed"))
     async with collected.producer(client) as producer:
         with pytest.raises(BrokerRefusedError):
             await producer.send(Message("T", b"x"))

@@ -254,8 +254,7 @@ async def test_dispatcher_with_hanging_topic_delays_no_send(
 
     group = world.groups["g"]
     group.topics[TRACE_TOPIC] = 1
-    for broker in group.brokers:
-        broker.intercept = hang
+    group.intercept(hang)
     async with Producer(client, "p", TRACED) as producer:
         began = trio.current_time()
         for number in range(50):

@@ -25,6 +25,7 @@ from dledger.remoting.protocol.codes import RequestCode
 from dledger.remoting.protocol.command import RemotingCommand, response_to
 from dledger.remoting.protocol.own_fields import CONFIRMED_FIELD, GIVES_UP_FIELD, GivenUp
 from dledger.remoting.protocol.topic_names import TRACE_TOPIC
+from tests.harness.fake_nodes import fixed
 from tests.unit.client.fake_cluster import Broker, World, open_world
 
 
@@ -191,7 +192,7 @@ async def test_broker_in_the_place_of_a_name_server_is_named(
     world: World, client: ClientInstance
 ) -> None:
     (server,) = world.name_servers
-    server.intercept = lambda asked: response_to(asked, 3, " request type 106 not supported")
+    server.intercept = fixed(3, " request type 106 not supported")
     with pytest.raises(ConfigError, match=f"{server.address} is no NameServer"):
         await Admin(client).cluster_info()
 
@@ -202,7 +203,7 @@ async def test_write_permission_changes_in_every_name_server(
     (server,) = world.name_servers
     counts = {"wipeTopicCount": "2", "addTopicCount": "2"}
     for code in (RequestCode.WIPE_WRITE_PERM_OF_BROKER, RequestCode.ADD_WRITE_PERM_OF_BROKER):
-        server.on(code, lambda asked: response_to(asked, 0, None, counts))
+        server.on(code, fixed(ext=counts))
     admin = Admin(client)
     assert await admin.set_write_perm("g", False) == {server.address: 2}
     assert await admin.set_write_perm("g", True) == {server.address: 2}
@@ -215,12 +216,10 @@ LEADER = "10.0.0.1:10911"
 async def test_figures_and_settings_of_one_broker(world: World, client: ClientInstance) -> None:
     broker = world.groups["g"].brokers[0]
     table = KVTable(table={"raftTerm": "7"}).encode()
-    broker.on(
-        RequestCode.GET_BROKER_RUNTIME_INFO, lambda asked: response_to(asked, 0, None, {}, table)
-    )
+    broker.on(RequestCode.GET_BROKER_RUNTIME_INFO, fixed(body=table))
     broker.on(
         RequestCode.GET_BROKER_CONFIG,
-        lambda asked: response_to(asked, 0, None, {}, b"brokerName=g\naclEnable=true\n"),
+        fixed(body=b"brokerName=g\naclEnable=true\n"),
     )
     admin = Admin(client)
     assert await admin.runtime_info(LEADER) == {"raftTerm": "7"}
@@ -230,9 +229,7 @@ async def test_figures_and_settings_of_one_broker(world: World, client: ClientIn
 async def test_settings_that_are_refused_carry_the_code(
     world: World, client: ClientInstance
 ) -> None:
-    world.groups["g"].brokers[0].on(
-        RequestCode.GET_BROKER_CONFIG, lambda asked: response_to(asked, 16, "no permission")
-    )
+    world.groups["g"].brokers[0].on(RequestCode.GET_BROKER_CONFIG, fixed(16, "no permission"))
     with pytest.raises(RequestFailedError) as refused:
         await Admin(client).broker_settings(LEADER)
     assert refused.value.code == 16
@@ -251,7 +248,7 @@ async def test_name_servers_are_asked_one_by_one(world: World, client: ClientIns
     view = views[name_server.address]
     assert view is not None
     assert view.broker_addr_table["g"].broker_addrs[0] == LEADER
-    name_server.intercept = lambda asked: response_to(asked, 0, None, None, b"[1")
+    name_server.intercept = fixed(body=b"[1")
     assert await admin.name_server_views() == {name_server.address: None}
     await name_server.kill()
     assert await admin.name_server_views() == {name_server.address: None}
@@ -296,8 +293,7 @@ async def test_trace_of_other_messages_is_left_out(
         Message(TRACE_TOPIC, "".join(map(encode, steps)).encode(), keys="A B order-1")
     )
     records = b"".join(world.groups["g"].by_position.values())
-    for broker in world.groups["g"].brokers:
-        broker.on(RequestCode.QUERY_MESSAGE, lambda asked: response_to(asked, 0, None, {}, records))
+    world.groups["g"].on(RequestCode.QUERY_MESSAGE, fixed(body=records))
     admin = Admin(client)
     assert [step.beans[0].msg_id for step in await admin.message_trace("A")] == ["A"]
     assert len(await admin.message_trace("order-1")) == 2

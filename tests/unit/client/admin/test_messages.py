@@ -24,22 +24,10 @@ from dledger.remoting.protocol.bodies import (
 )
 from dledger.remoting.protocol.bodies import MessageQueue as WireQueue
 from dledger.remoting.protocol.codes import RequestCode, ResponseCode
-from dledger.remoting.protocol.command import RemotingCommand, response_to
+from tests.harness.fake_nodes import fixed
 from tests.unit.client.fake_cluster import Group, World
 
 QUEUE = MessageQueue("T", "g", 0)
-
-
-def answering(world: World, code: RequestCode, body: bytes | None, number: int = 0) -> None:
-    """Let every member of the group answer *code*: *body*, or that there is nothing."""
-
-    def answer(asked: RemotingCommand) -> RemotingCommand:
-        if body is None:
-            return response_to(asked, number, "no")
-        return response_to(asked, 0, None, {}, body)
-
-    for broker in world.groups["g"].brokers:
-        broker.on(code, answer)
 
 
 def all_records(group: Group) -> bytes:
@@ -52,7 +40,7 @@ async def test_other_keys_of_the_same_hash_are_left_out(
 ) -> None:
     for keys in ("Aa x", "BB", "x Aa", "AaBB"):
         await producer.send_to(QUEUE, Message("T", keys.encode(), keys=keys))
-    answering(world, RequestCode.QUERY_MESSAGE, all_records(world.groups["g"]))
+    world.groups["g"].on(RequestCode.QUERY_MESSAGE, fixed(body=all_records(world.groups["g"])))
     admin = Admin(client)
     found = await admin.query_messages("T", "Aa", begin_ms=5, end_ms=9)
     assert [message.body_bytes for message in found] == [b"Aa x", b"x Aa"]
@@ -68,7 +56,7 @@ async def test_a_message_is_found_by_its_id(
     world: World, client: ClientInstance, producer: Producer
 ) -> None:
     sent = [await producer.send_to(QUEUE, Message("T", b"%d" % i)) for i in range(3)]
-    answering(world, RequestCode.QUERY_MESSAGE, all_records(world.groups["g"]))
+    world.groups["g"].on(RequestCode.QUERY_MESSAGE, fixed(body=all_records(world.groups["g"])))
     (found,) = await Admin(client).query_unique_key("T", sent[1].message_id)
     assert found.body_bytes == b"1"
     (asked,) = [s.command.ext for s in world.seen if s.code == RequestCode.QUERY_MESSAGE]
@@ -76,18 +64,18 @@ async def test_a_message_is_found_by_its_id(
 
 
 async def test_nothing_found_is_an_empty_list(world: World, client: ClientInstance) -> None:
-    answering(world, RequestCode.QUERY_MESSAGE, None, ResponseCode.QUERY_NOT_FOUND)
+    world.groups["g"].on(RequestCode.QUERY_MESSAGE, fixed(ResponseCode.QUERY_NOT_FOUND, "no"))
     assert await Admin(client).query_messages("T", "k") == []
 
 
 async def test_a_refusal_is_an_error(world: World, client: ClientInstance) -> None:
-    answering(world, RequestCode.QUERY_MESSAGE, None, ResponseCode.NO_PERMISSION)
+    world.groups["g"].on(RequestCode.QUERY_MESSAGE, fixed(ResponseCode.NO_PERMISSION, "no"))
     with pytest.raises(RequestFailedError, match="messages of T with key k on g"):
         await Admin(client).query_messages("T", "k")
 
 
 async def test_a_damaged_answer_is_an_error(world: World, client: ClientInstance) -> None:
-    answering(world, RequestCode.QUERY_MESSAGE, b"x" * 200)
+    world.groups["g"].on(RequestCode.QUERY_MESSAGE, fixed(body=b"x" * 200))
     with pytest.raises(DamagedAnswerError, match="are damaged"):
         await Admin(client).query_messages("T", "k")
 
@@ -95,7 +83,7 @@ async def test_a_damaged_answer_is_an_error(world: World, client: ClientInstance
 async def test_a_groups_progress_comes_by_queue(world: World, client: ClientInstance) -> None:
     table = {WireQueue("T", "g", 0): OffsetWrapper(broker_offset=5, consumer_offset=3)}
     body = ConsumeStats(offset_table=table).encode()
-    answering(world, RequestCode.GET_CONSUME_STATS, body)
+    world.groups["g"].on(RequestCode.GET_CONSUME_STATS, fixed(body=body))
     stats = await Admin(client).consume_stats("c", "T")
     assert list(stats) == [QUEUE]
     assert (stats[QUEUE].broker_offset, stats[QUEUE].consumer_offset) == (5, 3)
@@ -105,7 +93,7 @@ async def test_units_of_a_queue_come_as_the_broker_has_them(
     world: World, client: ClientInstance
 ) -> None:
     body = QueryConsumeQueueResponseBody(min_queue_index=1, max_queue_index=9)
-    answering(world, RequestCode.QUERY_CONSUME_QUEUE, body.encode())
+    world.groups["g"].on(RequestCode.QUERY_CONSUME_QUEUE, fixed(body=body.encode()))
     admin = Admin(client)
     await admin.topic_route("T")
     found = await admin.query_consume_queue(QUEUE, 3, 4, group="c")

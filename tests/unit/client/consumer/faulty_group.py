@@ -15,7 +15,7 @@ from typing import Final, Protocol
 import trio
 
 from dledger.remoting.processor import Handled
-from dledger.remoting.protocol.codes import ResponseCode
+from dledger.remoting.protocol.codes import RequestCode, ResponseCode
 from dledger.remoting.protocol.command import RemotingCommand, response_to
 from tests.unit.client.fake_cluster import Broker, Group, World, open_world
 
@@ -54,10 +54,13 @@ class FaultyGroup:
         self._is_busy = False
         # Kinds of requests → until when they are not answered.
         self._deaf: dict[str, float] = {}
-        for broker in group.brokers:
-            broker.pull_hook = partial(self._take, "pull", broker, self._pull)
-            broker.answer_commit = partial(self._take, "commit", broker, self._commit)
-            broker.answer_query = partial(self._take, "query", broker, self._query)
+        group.on_each(RequestCode.PULL_MESSAGE, partial(self._take, "pull", self._pull))
+        group.on_each(
+            RequestCode.UPDATE_CONSUMER_OFFSET, partial(self._take, "commit", self._commit)
+        )
+        group.on_each(
+            RequestCode.QUERY_CONSUMER_OFFSET, partial(self._take, "query", Broker._committed)
+        )
 
     async def run(self, until_s: float) -> None:
         """Change the group at random until then, and heal it."""
@@ -87,8 +90,8 @@ class FaultyGroup:
     def _take(
         self,
         kind: str,
-        broker: Broker,
         carry_out: Callable[[Broker, RemotingCommand], Handled],
+        broker: Broker,
         asked: RemotingCommand,
     ) -> Handled:
         rng, met = self._rng, self.ledger.met
@@ -137,12 +140,6 @@ class FaultyGroup:
         self.ledger.committed(self.group, topic, queue_id, offset)
         self.group.committed[GROUP, topic, queue_id] = offset
         return response_to(asked)
-
-    def _query(self, broker: Broker, asked: RemotingCommand) -> Handled:
-        hook, broker.answer_query = broker.answer_query, None
-        answer = broker._committed(asked)
-        broker.answer_query = hook
-        return answer
 
 
 SEEDS: Final = 25

@@ -39,9 +39,8 @@ async def test_change_cut_off_by_closing_is_unknown(
     world: World, change: Callable[[PullConsumer], Awaitable[None]], is_abandoned: bool
 ) -> None:
     """It was sent before: its broker may store it."""
-    for broker in world.groups["g"].brokers:
-        broker.answer_commit = lambda _: DEFERRED
-        broker.on(RequestCode.CONSUME_STEP, lambda _: DEFERRED)
+    for code in (RequestCode.UPDATE_CONSUMER_OFFSET, RequestCode.CONSUME_STEP):
+        world.groups["g"].on(code, lambda _: DEFERRED)
     outcomes: list[str] = []
 
     async def run(consumer: PullConsumer) -> None:

@@ -17,9 +17,10 @@ from dledger.client.producer.producer import Producer
 from dledger.commitlog.record import decode_record
 from dledger.remoting.protocol import bodies
 from dledger.remoting.protocol.codes import RequestCode, ResponseCode
-from dledger.remoting.protocol.command import RemotingCommand, response_to
+from dledger.remoting.protocol.command import RemotingCommand
+from tests.harness.fake_nodes import fixed
 from tests.unit.client.consumer.consuming import QUEUE, Heard, committed, owned, send, settled
-from tests.unit.client.fake_cluster import Group, World
+from tests.unit.client.fake_cluster import Broker, Group, World
 
 FIRST = PushConfig(consume_from=FROM_FIRST)
 WIRE_QUEUE = bodies.MessageQueue("T", "g", 0)
@@ -100,8 +101,7 @@ async def test_lock_without_renewal_ends_after_thirty_seconds(
         await trio.sleep(1)
         began = trio.current_time()
         lock, unlocked = RequestCode.LOCK_BATCH_MQ, group.brokers[0]._lock
-        for broker in group.brokers:
-            broker.lock_hook = lambda a: response_to(a, ResponseCode.SYSTEM_ERROR, "no")
+        group.on(RequestCode.LOCK_BATCH_MQ, fixed(ResponseCode.SYSTEM_ERROR, "no"))
         await trio.sleep(27)
         await send(producer, 1, queues=1)
         await heard.wait_for(1, within_s=1)
@@ -112,8 +112,7 @@ async def test_lock_without_renewal_ends_after_thirty_seconds(
         # It asks once a second while there is no answer.
         asked = [s.at for s in world.seen if s.code == lock and s.at > began + 40]
         assert len(asked) >= 8
-        for broker in group.brokers:
-            broker.lock_hook = unlocked
+        group.on(RequestCode.LOCK_BATCH_MQ, unlocked)
         await heard.wait_for(2, within_s=3)
 
 
@@ -182,8 +181,7 @@ async def test_a_message_that_cannot_be_given_up_is_tried_on(
     heard.answer = lambda *_: ConsumeStatus.RECONSUME_LATER
     config = PushConfig(consume_from=FROM_FIRST, max_reconsume_times=1)
     await producer.send_to(QUEUE, Message("T", b"x"))
-    for broker in world.groups["g"].brokers:
-        broker.intercept = lambda a: response_to(a, ResponseCode.NO_PERMISSION, "no")
+    world.groups["g"].intercept(fixed(ResponseCode.NO_PERMISSION, "no"))
     async with PushConsumer(client, "c", heard, {"T": "*"}, config, orderly=True):
         await heard.wait_for(4)
     assert committed(world.groups["g"]).get(0, 0) == 0
@@ -272,8 +270,7 @@ async def test_listener_ends_when_its_lock_is_not_renewed_in_time(
     await send(producer, 1, queues=1)
     async with PushConsumer(client, "c", heard, {"T": "*"}, FIRST, orderly=True):
         await heard.wait_for(1)
-        for broker in world.groups["g"].brokers:
-            broker.lock_hook = lambda a: response_to(a, ResponseCode.SYSTEM_ERROR, "no")
+        world.groups["g"].on(RequestCode.LOCK_BATCH_MQ, fixed(ResponseCode.SYSTEM_ERROR, "no"))
         await trio.sleep(28)
         assert heard.running == 1
         await trio.sleep(3)
@@ -282,15 +279,12 @@ async def test_listener_ends_when_its_lock_is_not_renewed_in_time(
 
 def note_unlocks(world: World, note: Callable[[], object]) -> None:
     """Call *note* whenever locks are given back."""
-    for broker in world.groups["g"].brokers:
-        usual = broker._unlock
 
-        def unlock(asked: RemotingCommand, usual=usual):  # type: ignore[no-untyped-def]  # bound now: the loop goes on
-            note()
-            return usual(asked)
+    def unlock(broker: Broker, asked: RemotingCommand) -> RemotingCommand:
+        note()
+        return broker._unlock(asked)
 
-        broker.processors._processors.pop(RequestCode.UNLOCK_BATCH_MQ)
-        broker.on(RequestCode.UNLOCK_BATCH_MQ, unlock)
+    world.groups["g"].on_each(RequestCode.UNLOCK_BATCH_MQ, unlock)
 
 
 async def test_stop_ends_a_listener_before_its_lock_is_given_back(

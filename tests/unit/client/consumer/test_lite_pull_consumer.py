@@ -13,7 +13,7 @@ from dledger.client.core.client_instance import ClientInstance
 from dledger.client.core.route import MessageQueue
 from dledger.client.producer.producer import Producer
 from dledger.commitlog.errors import ConfigError
-from dledger.remoting.protocol.codes import ResponseCode
+from dledger.remoting.protocol.codes import RequestCode, ResponseCode
 from dledger.remoting.protocol.command import RemotingCommand, response_to
 from tests.unit.client.consumer.consuming import QUEUE, Heard, committed, send
 from tests.unit.client.fake_cluster import World
@@ -159,8 +159,7 @@ async def test_seek_counts_while_it_is_asked_where_to_begin(
         await trio.sleep(1)
         return response_to(command, ResponseCode.QUERY_NOT_FOUND, "not found")
 
-    for broker in world.groups["g"].brokers:
-        broker.answer_query = late
+    world.groups["g"].on(RequestCode.QUERY_CONSUMER_OFFSET, late)
     async with LitePullConsumer(client, "c") as consumer:
         await consumer.assign([QUEUE])
         await asked.wait()

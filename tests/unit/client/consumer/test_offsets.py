@@ -33,6 +33,7 @@ from dledger.remoting.protocol.codes import RequestCode, ResponseCode
 from dledger.remoting.protocol.command import RemotingCommand, response_to
 from dledger.remoting.protocol.own_fields import BY_OPERATOR_FIELD
 from dledger.testing.doubles import InlineExecutor
+from tests.harness.fake_nodes import fixed
 from tests.unit.client.consumer.consuming import QUEUE
 from tests.unit.client.fake_cluster import World
 
@@ -48,19 +49,17 @@ async def test_brokers_keep_offsets_and_say_which_are_stored(
     assert (await store.load(QUEUE), await store.load(OTHER)) == (5, 7)
     asked = [s.command for s in world.seen if s.code == RequestCode.UPDATE_CONSUMER_OFFSET]
     assert {command.is_oneway for command in asked} == {False}, "what is answered is stored"
-    for broker in world.groups["g"].brokers:
-        broker.answer_commit = lambda a: response_to(a, 1, "no")
+    world.groups["g"].on(RequestCode.UPDATE_CONSUMER_OFFSET, fixed(1, "no"))
     assert await store.save({QUEUE: 6}) == set()
 
 
 async def test_only_commits_of_operators_are_marked(world: World, client: ClientInstance) -> None:
     await BrokerOffsets(client, "c").save({QUEUE: 5})
     moves = {QUEUE: OffsetMove(5, 2, 0, 9)}
-    for broker in world.groups["g"].brokers:
-        broker.on(
-            RequestCode.GET_CONSUMER_CONNECTION_LIST,
-            lambda asked: response_to(asked, ResponseCode.CONSUMER_NOT_ONLINE, "none"),
-        )
+    world.groups["g"].on(
+        RequestCode.GET_CONSUMER_CONNECTION_LIST,
+        fixed(ResponseCode.CONSUMER_NOT_ONLINE, "none"),
+    )
     done = await Admin(client).reset_offsets("c", QUEUE.topic, FIRST_MS, moves)
     assert done.stored == {QUEUE: 2}
     asked = [s.command.ext for s in world.seen if s.code == RequestCode.UPDATE_CONSUMER_OFFSET]
@@ -77,8 +76,7 @@ async def test_offsets_keep_the_lock_tokens_of_their_round(
         tokens.update({QUEUE: 40, OTHER: 40})
         return response_to(command)
 
-    for broker in world.groups["g"].brokers:
-        broker.answer_commit = lock_again
+    world.groups["g"].on(RequestCode.UPDATE_CONSUMER_OFFSET, lock_again)
     store = BrokerOffsets(client, "c", token=tokens.get)
     assert await store.save({QUEUE: 5, OTHER: 7}) == {QUEUE, OTHER}
     asked = [s.command.ext for s in world.seen if s.code == RequestCode.UPDATE_CONSUMER_OFFSET]
@@ -90,8 +88,7 @@ async def test_offset_without_an_answer_is_an_error_not_absent(
 ) -> None:
     await client.route("T")
     world.groups["g"].committed["c", "T", 0] = 1
-    for broker in world.groups["g"].brokers:
-        broker.answer_query = lambda a: response_to(a, 1, "no")
+    world.groups["g"].on(RequestCode.QUERY_CONSUMER_OFFSET, fixed(1, "no"))
     with pytest.raises(RequestFailedError):
         await BrokerOffsets(client, "c").load(QUEUE)
 
@@ -247,8 +244,7 @@ async def test_queues_given_up_at_once_share_a_time_out(
 ) -> None:
     """A broker that is silent holds up neither its own queues for long nor those of others."""
     await world.add_group("h", 1, 11911)
-    for broker in world.groups["g"].brokers:
-        broker.answer_commit = lambda _: DEFERRED
+    world.groups["g"].on(RequestCode.UPDATE_CONSUMER_OFFSET, lambda _: DEFERRED)
     await client.route("T")
     offsets = QueueOffsets(
         BrokerOffsets(client, "c"), PullConsumer(client, "c"), FROM_FIRST, client.clock

@@ -26,7 +26,7 @@ from dledger.remoting.machine import TrioClock
 from dledger.remoting.protocol.codes import RequestCode
 from dledger.remoting.protocol.command import RemotingCommand
 from tests.unit.client.consumer.consuming import Heard, send, settled
-from tests.unit.client.fake_cluster import World
+from tests.unit.client.fake_cluster import Broker, World
 
 
 async def test_owned_queue_does_not_wait_for_a_pull_of_a_silent_broker(world: World) -> None:
@@ -131,16 +131,14 @@ async def test_no_queue_has_two_at_work_however_it_is_assigned(autojump_clock: o
 async def test_given_up_queue_is_not_locked_again_beside_its_unlock(world: World) -> None:
     """A question for locks that waits for the unlock comes before the queue has left."""
     async with world.client() as one, world.client() as two:
-        for broker in world.groups["g"].brokers:
 
-            async def unlock(asked: RemotingCommand, usual=broker._unlock):  # type: ignore[no-untyped-def]  # bound now: the loop goes on
-                assert first._locks is not None
-                first._locks.lock_now()
-                await trio.sleep(0.5)
-                return usual(asked)
+        async def unlock(broker: Broker, asked: RemotingCommand) -> RemotingCommand:
+            assert first._locks is not None
+            first._locks.lock_now()
+            await trio.sleep(0.5)
+            return broker._unlock(asked)
 
-            broker.processors._processors.pop(RequestCode.UNLOCK_BATCH_MQ)
-            broker.on(RequestCode.UNLOCK_BATCH_MQ, unlock)
+        world.groups["g"].on_each(RequestCode.UNLOCK_BATCH_MQ, unlock)
         first = PushConsumer(one, "c", Heard(), {"T": "*"}, orderly=True)
         async with first:
             await settled(first)

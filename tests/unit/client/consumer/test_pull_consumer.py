@@ -192,7 +192,7 @@ async def test_commit_without_an_answer_is_unknown_not_refused() -> None:
         world.client() as client,
         PullConsumer(client, "c") as consumer,
     ):
-        world.groups["g"].brokers[0].answer_commit = lost
+        world.groups["g"].brokers[0].on(RequestCode.UPDATE_CONSUMER_OFFSET, lost)
         with pytest.raises(RequestTimedOutError) as caught:
             await consumer.commit_offset(QUEUE, 17)
     assert caught.value.outcome == "unknown"
@@ -207,7 +207,7 @@ async def test_commit_refused_after_an_unknown_attempt_is_unknown(
         group.leader = None
         return DEFERRED
 
-    group.brokers[0].answer_commit = silent
+    group.brokers[0].on(RequestCode.UPDATE_CONSUMER_OFFSET, silent)
     with pytest.raises(RequestTimedOutError) as caught:
         await consumer.commit_offset(QUEUE, 17, timeout_s=5)
     assert caught.value.outcome == "unknown"
@@ -225,8 +225,8 @@ async def test_lock_lost_after_an_unanswered_commit_is_unknown(
     def stale(asked: RemotingCommand) -> Handled:
         return response_to(asked, ResponseCode.STALE_LOCK_TOKEN, "another one has it")
 
-    group.brokers[0].answer_commit = silent
-    group.brokers[1].answer_commit = stale
+    group.brokers[0].on(RequestCode.UPDATE_CONSUMER_OFFSET, silent)
+    group.brokers[1].on(RequestCode.UPDATE_CONSUMER_OFFSET, stale)
     with pytest.raises(RequestTimedOutError):
         await consumer.commit_offset(QUEUE, 17, lock_token=3)
     with pytest.raises(LockLostError):
@@ -322,22 +322,20 @@ def pulls(broker: Broker) -> int:
 
 def let_followers_serve(world: World, *, suggested: int = 0) -> None:
     """Let every member answer pulls with what there is; of "nothing" only the leader speaks."""
-    for broker in world.groups["g"].brokers:
 
-        def pull(asked: RemotingCommand, broker: Broker = broker) -> Handled:
-            group = broker.group
-            leader, group.leader = group.leader, broker.address
-            answer = Broker._pull(broker, asked)
-            group.leader = leader
-            assert isinstance(answer, RemotingCommand), "a member was made to wait"
-            if answer.code == 19 and not broker.leads:
-                return broker._not_leader(asked)
-            answer.ext["suggestWhichBrokerId"] = str(suggested)
-            return answer
+    def pull(broker: Broker, asked: RemotingCommand) -> Handled:
+        group = broker.group
+        leader, group.leader = group.leader, broker.address
+        answer = broker._pull(asked)
+        group.leader = leader
+        assert isinstance(answer, RemotingCommand), "a member was made to wait"
+        if answer.code == 19 and not broker.leads:
+            return broker._not_leader(asked)
+        answer.ext["suggestWhichBrokerId"] = str(suggested)
+        return answer
 
-        for code in PULLS:
-            broker.processors._processors.pop(code)
-            broker.on(code, pull)
+    for code in PULLS:
+        world.groups["g"].on_each(code, pull)
 
 
 async def put(world: World, *bodies: bytes) -> None:
@@ -392,12 +390,8 @@ async def test_a_member_without_the_messages_is_not_the_last_one_asked(world: Wo
     group.leader = None
     group.register()
 
-    def nothing(asked: RemotingCommand) -> Handled:
-        return behind._not_leader(asked)
-
     for code in PULLS:
-        behind.processors._processors.pop(code)
-        behind.on(code, nothing)
+        behind.on(code, behind._not_leader)
     async with world.client() as client, PullConsumer(client, "c", follower_reads=True) as consumer:
         result = await consumer.pull(QUEUE, 0)
     assert [m.body_bytes for m in result.messages] == [b"0", b"1"]
@@ -449,8 +443,7 @@ async def test_lock_token_is_shown_to_any_member(world: World) -> None:
 async def test_answer_without_an_offset_is_an_error_of_requests(
     world: World, client: ClientInstance
 ) -> None:
-    for broker in world.groups["g"].brokers:
-        broker.answer_query = response_to
+    world.groups["g"].on(RequestCode.QUERY_CONSUMER_OFFSET, response_to)
     async with PullConsumer(client, "c") as consumer:
         with pytest.raises(RequestFailedError, match="no offset"):
             await consumer.committed_offset(QUEUE)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 
 import pytest
 import trio
@@ -18,6 +18,7 @@ from dledger.client.core.errors import ClientClosedError
 from dledger.client.core.message import Message
 from dledger.client.producer.producer import Producer
 from dledger.commitlog.errors import ConfigError
+from dledger.remoting.processor import Answered, Handled
 from dledger.remoting.protocol.bodies import (
     ConsumeFromWhere,
     ConsumerIdList,
@@ -26,9 +27,9 @@ from dledger.remoting.protocol.bodies import (
 )
 from dledger.remoting.protocol.codes import RequestCode, ResponseCode
 from dledger.remoting.protocol.command import RemotingCommand, response_to
-from tests.harness.fake_nodes import Seen
+from tests.harness.fake_nodes import Seen, fixed
 from tests.unit.client.consumer.consuming import QUEUE, Heard, committed, owned, send, settled
-from tests.unit.client.fake_cluster import World
+from tests.unit.client.fake_cluster import Broker, World
 
 FIRST = PushConfig(consume_from=FROM_FIRST)
 
@@ -351,16 +352,14 @@ async def test_a_refused_pull_is_tried_again_after_a_while(
     await send(producer, 1, queues=1)
     refused: list[float] = []
     group = world.groups["g"]
-    for broker in group.brokers:
-        usual = broker._pull
 
-        def pull(asked: RemotingCommand, usual=usual):  # type: ignore[no-untyped-def]  # bound now: the loop goes on
-            if len(refused) < 2 and asked.ext["queueId"] == "0" and asked.ext["topic"] == "T":
-                refused.append(trio.current_time())
-                return response_to(asked, ResponseCode.SUBSCRIPTION_NOT_EXIST, "not yet")
-            return usual(asked)
+    def pull(broker: Broker, asked: RemotingCommand) -> Handled:
+        if len(refused) < 2 and asked.ext["queueId"] == "0" and asked.ext["topic"] == "T":
+            refused.append(trio.current_time())
+            return response_to(asked, ResponseCode.SUBSCRIPTION_NOT_EXIST, "not yet")
+        return broker._pull(asked)
 
-        broker.pull_hook = pull
+    group.on_each(RequestCode.PULL_MESSAGE, pull)
     async with PushConsumer(client, "c", heard, {"T": "*"}, FIRST):
         await heard.wait_for(1)
         assert heard.at[0] - refused[0] == pytest.approx(6, abs=0.2)
@@ -382,22 +381,16 @@ async def test_what_was_pulled_stays_when_the_queue_now_begins_later(
     """Retention overtakes a slow consumer: it misses what it has not pulled, and no more."""
     heard = Heard()
     heard.delay_s = 10
-    for broker in world.groups["g"].brokers:
-        usual = broker._pull
 
-        def pull(asked: RemotingCommand, usual=usual):  # type: ignore[no-untyped-def]  # bound now: the loop goes on
-            is_ours = asked.ext["topic"] == "T" and asked.ext["queueId"] == "0"
-            if is_ours and 4 <= int(asked.ext["queueOffset"]) < 8:
-                found = {"nextBeginOffset": "8", "minOffset": "8", "maxOffset": "10"}
-                return response_to(
-                    asked,
-                    ResponseCode.PULL_OFFSET_MOVED,
-                    None,
-                    {**found, "suggestWhichBrokerId": "0"},
-                )
-            return usual(asked)
+    def pull(broker: Broker, asked: RemotingCommand) -> Handled:
+        is_ours = asked.ext["topic"] == "T" and asked.ext["queueId"] == "0"
+        if is_ours and 4 <= int(asked.ext["queueOffset"]) < 8:
+            found = {"nextBeginOffset": "8", "minOffset": "8", "maxOffset": "10"}
+            ext = {**found, "suggestWhichBrokerId": "0"}
+            return response_to(asked, ResponseCode.PULL_OFFSET_MOVED, None, ext)
+        return broker._pull(asked)
 
-        broker.pull_hook = pull
+    world.groups["g"].on_each(RequestCode.PULL_MESSAGE, pull)
     await send(producer, 10, queues=1)
     config = PushConfig(consume_from=FROM_FIRST, consume_tasks=1, pull_batch_size=4)
     async with PushConsumer(client, "c", heard, {"T": "*"}, config):
@@ -412,13 +405,11 @@ async def test_an_answer_without_an_offset_is_asked_for_again(
     world: World, client: ClientInstance, producer: Producer
 ) -> None:
     heard = Heard()
-    for broker in world.groups["g"].brokers:
-        broker.answer_query = response_to
+    world.groups["g"].on(RequestCode.QUERY_CONSUMER_OFFSET, response_to)
     await send(producer, 1)
     async with PushConsumer(client, "c", heard, {"T": "*"}, FIRST):
         await trio.sleep(10)
-        for broker in world.groups["g"].brokers:
-            broker.answer_query = None
+        world.groups["g"].on_each(RequestCode.QUERY_CONSUMER_OFFSET, Broker._committed)
         await heard.wait_for(1, within_s=3)
 
 
@@ -429,22 +420,18 @@ async def test_unsubscribed_topic_is_not_read_without_its_tags(
     for number in range(60):
         await producer.send_to(QUEUE, Message("T", b"%d" % number, tags="AB"[number % 2]))
     config = PushConfig(consume_from=FROM_FIRST, pull_batch_size=2)
-    for broker in world.groups["g"].brokers:
 
-        async def slow(asked: RemotingCommand, usual=broker._consumer_list):  # type: ignore[no-untyped-def]  # bound now: the loop goes on
-            await trio.sleep(0.5)
-            return usual(asked)
+    async def slow(broker: Broker, asked: RemotingCommand) -> RemotingCommand:
+        await trio.sleep(0.5)
+        return broker._consumer_list(asked)
 
-        broker.processors._processors.pop(RequestCode.GET_CONSUMER_LIST_BY_GROUP)
-        broker.on(RequestCode.GET_CONSUMER_LIST_BY_GROUP, slow)
-        usual_pull = broker._pull
+    async def pull(broker: Broker, asked: RemotingCommand) -> Answered:
+        await trio.sleep(0.1)
+        answer = broker._pull(asked)
+        return await answer if isinstance(answer, Awaitable) else answer
 
-        async def pull(asked: RemotingCommand, usual=usual_pull):  # type: ignore[no-untyped-def]  # bound now: the loop goes on
-            await trio.sleep(0.1)
-            answer = usual(asked)
-            return answer if isinstance(answer, RemotingCommand) else await answer
-
-        broker.pull_hook = pull
+    world.groups["g"].on_each(RequestCode.GET_CONSUMER_LIST_BY_GROUP, slow)
+    world.groups["g"].on_each(RequestCode.PULL_MESSAGE, pull)
     async with PushConsumer(client, "c", heard, {"T": "A"}, config) as consumer:
         await heard.wait_for(7)
         consumer.subscribe("other")  # a rebalance is under way
@@ -477,12 +464,10 @@ async def test_consumer_that_no_broker_counts_takes_no_queue(
     world: World, client: ClientInstance
 ) -> None:
     answer = ConsumerIdList(consumer_id_list=["another"]).encode()
-    for broker in world.groups["g"].brokers:
-        broker.processors._processors.pop(RequestCode.GET_CONSUMER_LIST_BY_GROUP)
-        broker.on(
-            RequestCode.GET_CONSUMER_LIST_BY_GROUP,
-            lambda asked: response_to(asked, ResponseCode.SUCCESS, None, None, answer),
-        )
+    world.groups["g"].on(
+        RequestCode.GET_CONSUMER_LIST_BY_GROUP,
+        fixed(body=answer),
+    )
     async with PushConsumer(client, "c", Heard(), {"T": "*"}, FIRST) as consumer:
         await trio.sleep(60)
         assert owned(consumer) == [[]]

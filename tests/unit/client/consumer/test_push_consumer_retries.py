@@ -19,6 +19,7 @@ from dledger.commitlog.errors import ConfigError
 from dledger.commitlog.record import decode_record
 from dledger.remoting.protocol.codes import RequestCode, ResponseCode
 from dledger.remoting.protocol.command import RemotingCommand, response_to
+from tests.harness.fake_nodes import fixed
 from tests.unit.client.consumer.consuming import QUEUE, Heard, committed, send
 from tests.unit.client.fake_cluster import World
 
@@ -79,8 +80,10 @@ def refusing(world: World) -> Heard:
     heard.answer = lambda message, _: (
         None if message.reconsume_times else ConsumeStatus.RECONSUME_LATER
     )
-    for broker in world.groups["g"].brokers:
-        broker.answer_send_back = lambda a: response_to(a, 1, "look message by offset failed")
+    world.groups["g"].on(
+        RequestCode.CONSUMER_SEND_MSG_BACK,
+        fixed(1, "look message by offset failed"),
+    )
     return heard
 
 
@@ -114,8 +117,7 @@ async def test_message_that_cannot_go_back_is_tried_in_place(
     heard, group = refusing(world), world.groups["g"]
     async with PushConsumer(client, "c", heard, {"T": "*"}, FIRST) as consumer:
         await producer.send_to(QUEUE, Message("T", b"hard"))
-        for broker in group.brokers:
-            broker.intercept = lambda a: response_to(a, ResponseCode.NO_PERMISSION, "no")
+        group.intercept(fixed(ResponseCode.NO_PERMISSION, "no"))
         await heard.wait_for(1)
         await trio.sleep(1)
         assert (consumer.counts["kept"], committed(group).get(0, 0)) == (1, 0)
@@ -158,8 +160,10 @@ async def test_send_to_retry_topic_has_tries_of_send_back(
 
     heard.answer = answer
     group = world.groups["g"]
-    for broker in group.brokers:
-        broker.answer_send_back = lambda a: response_to(a, 1, "look message by offset failed")
+    group.on(
+        RequestCode.CONSUMER_SEND_MSG_BACK,
+        fixed(1, "look message by offset failed"),
+    )
     config = PushConfig(consume_from=FROM_FIRST, max_reconsume_times=2)
     async with PushConsumer(client, "c", heard, {"T": "*"}, config):
         await producer.send_to(QUEUE, Message("T", b"hard"))
@@ -280,8 +284,7 @@ async def test_part_that_succeeded_is_committed_while_others_go_back(
         return response_to(asked)
 
     heard.answer = answer
-    for broker in world.groups["g"].brokers:
-        broker.answer_send_back = slow
+    world.groups["g"].on(RequestCode.CONSUMER_SEND_MSG_BACK, slow)
     config = PushConfig(consume_from=FROM_FIRST, consume_message_batch_max_size=8)
     await send(producer, 8, queues=1)
     async with PushConsumer(client, "c", heard, {"T": "*"}, config):

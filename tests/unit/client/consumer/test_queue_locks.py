@@ -29,8 +29,7 @@ async def test_tokens_follow_the_grants(world: World, client: ClientInstance) ->
         return response_to(command, 0, None, {"lockTokens": next(tokens)}, granted)
 
     async with trio.open_nursery() as nursery:
-        for broker in world.groups["g"].brokers:
-            broker.lock_hook = lock
+        world.groups["g"].on(RequestCode.LOCK_BATCH_MQ, lock)
         await client.route("T")
         locks = QueueLocks(client, "c", lambda: [QUEUE])
         nursery.start_soon(locks.run)
@@ -53,8 +52,7 @@ async def test_lock_counts_from_when_it_was_asked_for(world: World, client: Clie
         body = LockBatchRequestBody.decode(command.body)
         return response_to(command, 0, None, None, LockBatchResponseBody(body.mq_set).encode())
 
-    for broker in world.groups["g"].brokers:
-        broker.lock_hook = answer_late
+    world.groups["g"].on(RequestCode.LOCK_BATCH_MQ, answer_late)
     await client.route("T")
     locks = QueueLocks(client, "c", lambda: [QUEUE])
     async with trio.open_nursery() as nursery:
@@ -71,8 +69,7 @@ async def test_a_lock_that_is_not_named_again_is_lost(world: World, client: Clie
         return response_to(command, 0, None, None, LockBatchResponseBody(granted).encode())
 
     end = trio.current_time() + 10
-    for broker in world.groups["g"].brokers:
-        broker.lock_hook = lock
+    world.groups["g"].on(RequestCode.LOCK_BATCH_MQ, lock)
     await client.route("T")
     locks = QueueLocks(client, "c", lambda: [QUEUE])
     async with trio.open_nursery() as nursery:
@@ -94,8 +91,7 @@ def grants(world: World, ext: dict[str, str]) -> None:
         body = LockBatchRequestBody.decode(command.body)
         return response_to(command, 0, None, ext, LockBatchResponseBody(body.mq_set[:1]).encode())
 
-    for broker in world.groups["g"].brokers:
-        broker.lock_hook = lock
+    world.groups["g"].on(RequestCode.LOCK_BATCH_MQ, lock)
 
 
 def asked(world: World) -> list[RemotingCommand]:
@@ -148,8 +144,9 @@ async def test_tokens_that_do_not_fit_are_no_answer(world: World, client: Client
 async def test_lock_refusal_has_whether_it_may_have_happened(
     world: World, client: ClientInstance, condition: Condition, error: type[RequestFailedError]
 ) -> None:
-    for broker in world.groups["g"].brokers:
-        broker.lock_hook = lambda command: answer(command, condition, "no")
+    world.groups["g"].on(
+        RequestCode.LOCK_BATCH_MQ, lambda command: answer(command, condition, "no")
+    )
     await client.route("T")
     with pytest.raises(error) as caught:
         await LockClient(client, "c").lock([Q0])
@@ -159,7 +156,10 @@ async def test_lock_refusal_has_whether_it_may_have_happened(
 async def test_an_old_token_is_an_error_of_its_own(world: World, client: ClientInstance) -> None:
     async with PullConsumer(client, "c") as consumer:
         broker = world.groups["g"].brokers[0]
-        broker.answer_commit = lambda asked: answer(asked, Condition.STALE_LOCK_TOKEN, "taken")
+        broker.on(
+            RequestCode.UPDATE_CONSUMER_OFFSET,
+            lambda asked: answer(asked, Condition.STALE_LOCK_TOKEN, "taken"),
+        )
         with pytest.raises(LockLostError, match="taken") as caught:
             await consumer.commit_offset(Q0, 1, lock_token=9)
         assert (caught.value.outcome, caught.value.retriable) == ("not_stored", False)

@@ -39,8 +39,7 @@ class Steps:
         self.group = world.groups["g"]
         self.seen: list[RemotingCommand] = []
         self.answers: list[Callable[[RemotingCommand], Handled]] = []
-        for broker in self.group.brokers:
-            broker.on(RequestCode.CONSUME_STEP, self._answer)
+        self.group.on(RequestCode.CONSUME_STEP, self._answer)
 
     def _answer(self, asked: RemotingCommand) -> Handled:
         self.seen.append(asked)

@@ -9,7 +9,7 @@ from dledger.commitlog.message_id import encode_offset_message_id
 from dledger.commitlog.properties import encode_properties
 from dledger.commitlog.record import decode_record, encode_record, pack_host
 from dledger.remoting.connection import Connection
-from dledger.remoting.processor import Handled, Limiter
+from dledger.remoting.processor import Handled
 from dledger.remoting.protocol.codes import RequestCode
 from dledger.remoting.protocol.command import RemotingCommand, request, response_to
 from dledger.remoting.protocol.headers import (
@@ -48,10 +48,7 @@ class FakeTransactions:
         for broker in group.brokers:
             broker.intercept = partial(self._half, broker)
             broker.on(RequestCode.END_TRANSACTION, partial(self._end, broker))
-            del broker.processors._processors[RequestCode.HEART_BEAT]
-            broker.processors.register(
-                RequestCode.HEART_BEAT, partial(self._heartbeat, broker), Limiter("beat", 100)
-            )
+            broker.on_from(RequestCode.HEART_BEAT, partial(self._heartbeat, broker))
 
     def _half(self, broker: Broker, asked: RemotingCommand) -> Handled:
         if asked.code != RequestCode.SEND_MESSAGE_V2:

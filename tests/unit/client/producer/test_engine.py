@@ -29,6 +29,7 @@ from dledger.client.producer.state import SendSlot
 from dledger.remoting.processor import DEFERRED, Handled
 from dledger.remoting.protocol.codes import RequestCode
 from dledger.remoting.protocol.command import RemotingCommand, response_to
+from tests.harness.fake_nodes import fixed
 from tests.unit.client.fake_cluster import World, open_world
 
 pytestmark = pytest.mark.usefixtures("autojump_clock")
@@ -298,11 +299,7 @@ async def test_send_without_a_session_is_not_stored() -> None:
         Producer(client, "p", ProducerConfig(send_timeout_s=1.0)) as producer,
     ):
         # The group reports that it leads, and answers no opening.
-        for broker in world.groups["g"].brokers:
-            processor = broker.processors._processors[RequestCode.OPEN_PRODUCER]
-            broker.processors._processors[RequestCode.OPEN_PRODUCER] = processor._replace(
-                handler=lambda _, asked: response_to(asked, 1, "lost", dict(UNKNOWN[1]))
-            )
+        world.groups["g"].on(RequestCode.OPEN_PRODUCER, fixed(1, "lost", UNKNOWN[1]))
         with pytest.raises(BrokerBusyError) as caught:
             await producer.send_to(QUEUE, Message("T", b"x"))
         assert caught.value.outcome == "not_stored"
@@ -323,7 +320,7 @@ async def test_sends_do_not_wait_for_a_session_one_after_the_other() -> None:
     async with numbering() as (world, producer):
         group = world.groups["g"]
         await producer.publish_queues("T")
-        group.brokers[0].open_hook = lambda asked: DEFERRED
+        group.brokers[0].on(RequestCode.OPEN_PRODUCER, lambda asked: DEFERRED)
         delayed = [
             producer.send_nowait(Message("T", b"%d" % number, delay_level=3), queue=QUEUE)
             for number in range(6)
@@ -372,15 +369,12 @@ async def test_engine_repeats_what_it_sent_when_a_send_ended_before() -> None:
     async with numbering() as (world, producer):
         group = world.groups["g"]
         await producer.publish_queues("T")
-        usual = group.brokers[0].open_hook
 
         async def slow(asked: RemotingCommand) -> RemotingCommand:
             await trio.sleep(0.5)
-            answer = usual(asked)
-            assert isinstance(answer, RemotingCommand)
-            return answer
+            return group.brokers[0]._open_producer(asked)
 
-        group.brokers[0].open_hook = slow
+        group.brokers[0].on(RequestCode.OPEN_PRODUCER, slow)
         group.brokers[0].intercept = answers(UNKNOWN)
         short = producer.send_nowait(Message("T", b"short"), queue=QUEUE, timeout_s=0.4)
         long = producer.send_nowait(Message("T", b"long"), queue=QUEUE)

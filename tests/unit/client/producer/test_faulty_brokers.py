@@ -71,7 +71,7 @@ class FaultyGroup:
         self._is_silent = False
         for broker in group.brokers:
             broker.intercept = partial(self._take, broker)
-            broker.open_hook = partial(self._open, broker)
+            broker.on(RequestCode.OPEN_PRODUCER, partial(self._open, broker))
 
     async def run(self, until_s: float) -> None:
         """Change the group at random until then, and heal it."""

@@ -16,6 +16,7 @@ from dledger.commitlog.record import decode_record
 from dledger.remoting.processor import DEFERRED, Handled
 from dledger.remoting.protocol.codes import RequestCode
 from dledger.remoting.protocol.command import RemotingCommand, response_to
+from tests.harness.fake_nodes import fixed
 from tests.unit.client.fake_cluster import World, open_world
 
 pytestmark = pytest.mark.usefixtures("autojump_clock")
@@ -140,7 +141,7 @@ async def test_a_failed_broker_is_avoided_while_latency_faults_are_on() -> None:
         async with world.client() as client, Producer(client, "p", config) as producer:
             await producer.publish_queues("T")
             broker = world.groups["g"].brokers[0]
-            broker.intercept = lambda asked: response_to(asked, 2, "busy", {})
+            broker.intercept = fixed(2, "busy")
             for i in range(16):
                 await producer.send(Message("T", b"%d" % i))
             assert broker.count(RequestCode.SEND_RECORDS) == 1

@@ -21,6 +21,7 @@ from dledger.remoting.processor import DEFERRED, Handled
 from dledger.remoting.protocol.codes import RequestCode
 from dledger.remoting.protocol.command import RemotingCommand, response_to
 from dledger.remoting.protocol.headers import RecallHandle
+from tests.harness.fake_nodes import fixed
 from tests.unit.client.fake_cluster import World, open_world
 
 pytestmark = pytest.mark.usefixtures("autojump_clock")
@@ -43,7 +44,7 @@ async def test_a_message_with_a_time_goes_alone_and_brings_its_handle(
     async with open_world() as world, world.client() as client, Producer(client, "p") as producer:
         broker = world.groups["g"].brokers[0]
         place = {"msgId": "M", "queueId": "0", "queueOffset": "7", "recallHandle": HANDLE}
-        broker.intercept = lambda asked: response_to(asked, 0, None, dict(place))
+        broker.intercept = fixed(ext=place)
         result = await producer.send(message)
         (sent,) = [s.command for s in broker.seen if s.code == 310]
     assert stored in sent.ext["i"]
@@ -77,8 +78,7 @@ async def recalled(*answers: Answer) -> str | ClientError:
         return left.pop(0)(asked)
 
     async with open_world() as world, world.client() as client, Producer(client, "p") as producer:
-        for broker in world.groups["g"].brokers:
-            broker.on(RequestCode.RECALL_MESSAGE, next_answer)
+        world.groups["g"].on(RequestCode.RECALL_MESSAGE, next_answer)
         try:
             return await producer.recall(HANDLE, timeout_s=2.0)
         except ClientError as error:
@@ -105,7 +105,7 @@ def done(asked: RemotingCommand) -> Handled:
 
 
 def refused(code: int, outcome: str = "not_stored") -> Answer:
-    return lambda asked: response_to(asked, code, "why", {"outcome": outcome})
+    return fixed(code, "why", {"outcome": outcome})
 
 
 async def test_a_recall_returns_the_message_id() -> None:

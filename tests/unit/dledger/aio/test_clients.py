@@ -331,8 +331,7 @@ def test_aio_step_is_stored_when_its_block_ends() -> None:
             seen.append(dict(asked.ext))
             return response_to(asked, 0, None, {"results": [[0, 7]]})
 
-        for broker in world.groups["g"].brokers:
-            broker.on(RequestCode.CONSUME_STEP, answer)
+        world.groups["g"].on(RequestCode.CONSUME_STEP, answer)
         queue = dledger.MessageQueue("T", "g", 0)
         async with aio.PullConsumer(client, "c") as consumer:
             assert await consumer.committed_offset(queue) is None

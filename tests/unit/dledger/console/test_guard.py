@@ -19,9 +19,9 @@ from dledger.console.console import ConsoleSettings, Form
 from dledger.console.guard import FORM_BYTES_MAX, SESSION_MS, SESSIONS_MAX, Sessions, foreign_origin
 from dledger.jepsen_like.seeded_rng import rng_stream
 from dledger.remoting.protocol.codes import RequestCode, ResponseCode
-from dledger.remoting.protocol.command import response_to
 from dledger.remoting.protocol.signature import Credentials
 from dledger.testing import ManualClock
+from tests.harness.fake_nodes import fixed
 from tests.unit.client.fake_cluster import World
 from tests.unit.dledger.console.conftest import HERE, Visitor, visible, visiting
 
@@ -133,11 +133,10 @@ async def test_a_form_is_never_sent_by_a_link(visitor: Visitor) -> None:
 
 
 def with_access_control(world: World, value: bytes) -> None:
-    for broker in world.groups["g"].brokers:
-        broker.on(
-            RequestCode.GET_BROKER_CONFIG,
-            lambda asked: response_to(asked, 0, None, {}, b"aclEnable=" + value),
-        )
+    world.groups["g"].on(
+        RequestCode.GET_BROKER_CONFIG,
+        fixed(body=b"aclEnable=" + value),
+    )
 
 
 async def test_a_console_that_only_shows_changes_nothing(world: World) -> None:
@@ -165,11 +164,10 @@ async def test_access_control_wants_an_account(world: World, visitor: Visitor) -
 async def test_settings_that_are_refused_mean_access_control(
     world: World, visitor: Visitor
 ) -> None:
-    for broker in world.groups["g"].brokers:
-        broker.on(
-            RequestCode.GET_BROKER_CONFIG,
-            lambda asked: response_to(asked, ResponseCode.NO_PERMISSION, "no account"),
-        )
+    world.groups["g"].on(
+        RequestCode.GET_BROKER_CONFIG,
+        fixed(ResponseCode.NO_PERMISSION, "no account"),
+    )
     assert await visitor.console.access_control() is True
 
 

@@ -26,20 +26,13 @@ from dledger.remoting.protocol.codes import RequestCode, ResponseCode
 from dledger.remoting.protocol.command import RemotingCommand, response_to
 from dledger.remoting.protocol.signature import is_signed_by
 from tests.harness.console_content import HOSTILE, HOSTILE_KEY
+from tests.harness.fake_nodes import fixed
 from tests.unit.client.fake_cluster import World, open_world
 from tests.unit.dledger.console.conftest import Visitor, visible, visiting
 
 pytestmark = pytest.mark.slow
 
 QUEUE = MessageQueue("T", "g", 0)
-
-
-def answering(world: World, code: RequestCode, body: bytes, number: int = 0) -> None:
-    def answer(asked: RemotingCommand) -> RemotingCommand:
-        return response_to(asked, number, None, {}, body)
-
-    for broker in world.groups["g"].brokers:
-        broker.on(code, answer)
 
 
 async def send(client: ClientInstance, *messages: Message) -> None:
@@ -129,12 +122,12 @@ async def test_number_that_is_too_large_is_none(visitor: Visitor, path: str, dig
 async def test_field_that_is_too_large_is_refused(
     world: World, visitor: Visitor, field: str
 ) -> None:
-    answering(world, RequestCode.GET_BROKER_CONFIG, b"aclEnable=false\n")
+    world.groups["g"].on(RequestCode.GET_BROKER_CONFIG, fixed(body=b"aclEnable=false\n"))
     fields = {"name": "New", "queues": "4", "read_queues": "4", field: "9" * 5_000}
     if field == "read_queues":
         fields |= {"name": "T", "write_queues": "4", "permission": "6"}
         configs = TopicConfigSerializeWrapper(topic_config_table={"T": TopicConfig("T")})
-        answering(world, RequestCode.GET_ALL_TOPIC_CONFIG, configs.encode())
+        world.groups["g"].on(RequestCode.GET_ALL_TOPIC_CONFIG, fixed(body=configs.encode()))
     path = "/topic/create" if field == "queues" else "/topic/update"
     answer = await visitor.post(path, **fields)
     assert answer.status_code == 303
@@ -149,7 +142,7 @@ async def test_hostile_names_of_topics_and_groups_show_as_text(
     world.groups["g"].register()
     name = "<script>g</script>"
     table = SubscriptionGroupWrapper({name: SubscriptionGroupConfig(name)})
-    answering(world, RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, table.encode())
+    world.groups["g"].on(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, fixed(body=table.encode()))
     for path in ("/topics", "/groups"):
         answer = await visitor.get(path)
         assert "<script>t" not in answer.text
@@ -225,7 +218,9 @@ async def test_a_leader_that_is_lost_shows_on_every_look(world: World, visitor: 
 
 
 async def test_a_refusal_of_a_broker_costs_its_part_alone(world: World, visitor: Visitor) -> None:
-    answering(world, RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, b"", ResponseCode.NO_PERMISSION)
+    world.groups["g"].on(
+        RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, fixed(ResponseCode.NO_PERMISSION)
+    )
     answer = await visitor.get("/groups")
     assert answer.status_code == 200
     assert "the list of groups" in visible(answer)
@@ -233,9 +228,9 @@ async def test_a_refusal_of_a_broker_costs_its_part_alone(world: World, visitor:
 
 
 async def test_a_group_that_no_broker_knows_is_named(world: World, visitor: Visitor) -> None:
-    answering(world, RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, b"{}")
-    answering(world, RequestCode.GET_CONSUME_STATS, b"{}")
-    answering(world, RequestCode.GET_CONSUMER_CONNECTION_LIST, b"", 206)
+    world.groups["g"].on(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, fixed(body=b"{}"))
+    world.groups["g"].on(RequestCode.GET_CONSUME_STATS, fixed(body=b"{}"))
+    world.groups["g"].on(RequestCode.GET_CONSUMER_CONNECTION_LIST, fixed(206))
     text = visible(await visitor.get("/group?name=billling"))
     assert "no broker knows a group billling" in text
 
@@ -244,7 +239,7 @@ async def test_a_group_that_no_broker_knows_is_named(world: World, visitor: Visi
 
 
 async def test_ticked_letters_are_given_back_and_no_other(world: World, visitor: Visitor) -> None:
-    answering(world, RequestCode.GET_BROKER_CONFIG, b"aclEnable=false\n")
+    world.groups["g"].on(RequestCode.GET_BROKER_CONFIG, fixed(body=b"aclEnable=false\n"))
     group = world.groups["g"]
     await send(visitor.console.client, *(Message("T", b"%d" % number) for number in range(3)))
     for stored in list(group.queue("T", 0)):
@@ -257,7 +252,7 @@ async def test_ticked_letters_are_given_back_and_no_other(world: World, visitor:
     change = visitor.note
     assert (change.is_done, change.remark) == (True, "1 given back")
     assert world.groups["g"].bodies("%RETRY%billing") == [b"1"]
-    answering(world, RequestCode.QUERY_MESSAGE, bytes(group.queue("T", 0)[1]))
+    world.groups["g"].on(RequestCode.QUERY_MESSAGE, fixed(body=bytes(group.queue("T", 0)[1])))
     assert visible(await visitor.get("/dead-letters/group?name=billing")).count("1 times") == 1
     await visitor.post("/dead-letters/resend", name="billing", which="chosen")
     assert "no letter is ticked" in visitor.note.remark
@@ -308,15 +303,14 @@ async def test_settings_that_differ_are_marked(world: World, visitor: Visitor) -
 
 
 async def test_signing_in_is_checked_by_a_broker(world: World, visitor: Visitor) -> None:
-    answering(world, RequestCode.GET_BROKER_CONFIG, b"aclEnable=true\n")
+    world.groups["g"].on(RequestCode.GET_BROKER_CONFIG, fixed(body=b"aclEnable=true\n"))
 
     def figures(asked: RemotingCommand) -> RemotingCommand:
         if asked.ext.get("AccessKey") == "operator" and is_signed_by(asked, "a-secret"):
             return response_to(asked, 0, None, {}, b'{"table":{}}')
         return response_to(asked, ResponseCode.NO_PERMISSION, "no such account")
 
-    for broker in world.groups["g"].brokers:
-        broker.on(RequestCode.GET_BROKER_RUNTIME_INFO, figures)
+    world.groups["g"].on(RequestCode.GET_BROKER_RUNTIME_INFO, figures)
     await visitor.post("/sign-in", page="/accounts", access_key="mallory", secret_key="a-secret")
     assert "brokers do not take this name" in visible(await visitor.get("/accounts"))
     before = visitor.http.cookies["dledger_console"]
@@ -357,7 +351,6 @@ def admitting(world: World, admin: str, *others: str, white: Collection[str] = (
             (RequestCode.GET_BROKER_CONFIG, b"aclEnable=true\n"),
             (RequestCode.GET_BROKER_RUNTIME_INFO, b'{"table":{}}'),
         ):
-            broker.processors._processors.pop(code, None)
             broker.on(code, partial(answer, broker.address in white, body))
 
 

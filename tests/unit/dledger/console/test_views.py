@@ -24,8 +24,8 @@ from dledger.remoting.protocol.bodies import (
     SubscriptionData,
 )
 from dledger.remoting.protocol.codes import RequestCode, ResponseCode
-from dledger.remoting.protocol.command import response_to
 from dledger.remoting.protocol.topic_names import is_system
+from tests.harness.fake_nodes import fixed
 from tests.unit.client.fake_cluster import World, open_world
 
 MEMBERS = [
@@ -257,7 +257,7 @@ async def _look_at_nonsense(world: World) -> None:
     for broker in group.brokers[1:]:
         broker.on(
             RequestCode.GET_BROKER_RUNTIME_INFO,
-            lambda asked: response_to(asked, 0, None, {}, b"[1"),
+            fixed(body=b"[1"),
         )
     async with world.client() as client:
         look = await look_at(Admin(client), None, 0)

@@ -31,6 +31,7 @@ from dledger.remoting.protocol.pop_requests import (
     PopMessageHeader,
 )
 from dledger.remoting.protocol.receipt_handle import ReceiptHandle
+from tests.harness.fake_nodes import fixed
 from tests.unit.client.fake_cluster import World
 from tests.unit.dledger.proxy.test_refusals import code_of
 
@@ -42,11 +43,6 @@ SHOWN = ReceiptHandle(0, 1, 60_000, 1_005, "g", 0, 0)
 RECORD = encode_record(topic="T", queue_id=0, body=b"one", properties=b"", phy_offset=96)
 
 HeaderT = TypeVar("HeaderT", bound=Header)
-
-
-def answer_with(world: World, code: RequestCode, answer: Any) -> None:
-    for broker in world.groups["g"].brokers:
-        broker.on(code, answer)
 
 
 def asked(world: World, code: RequestCode, header: type[HeaderT]) -> HeaderT:
@@ -67,7 +63,7 @@ async def test_end_names_the_place_and_its_reason(
     resolution: pb.TransactionResolution,
     flag: int,
 ) -> None:
-    answer_with(world, RequestCode.END_TRANSACTION, response_to)
+    world.groups["g"].on(RequestCode.END_TRANSACTION, response_to)
     request = pb.EndTransactionRequest(
         topic=TOPIC,
         transaction_id="1f-2a-g",
@@ -93,8 +89,8 @@ async def test_receive_asks_for_what_its_client_wants(
     def find_none(command: RemotingCommand) -> RemotingCommand:
         return response_to(command, ResponseCode.POLLING_TIMEOUT, "nothing")
 
-    answer_with(world, RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG, state)
-    answer_with(world, RequestCode.POP_MESSAGE, find_none)
+    world.groups["g"].on(RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG, state)
+    world.groups["g"].on(RequestCode.POP_MESSAGE, find_none)
     request = pb.ReceiveMessageRequest(
         group=GROUP,
         message_queue=QUEUE,
@@ -118,7 +114,7 @@ async def test_changed_message_has_another_receipt(world: World, service: Messag
         fields = ChangeInvisibleTimeResponseHeader(2_000, 5_000, 1_006)
         return response_to(command, 0, None, dict(fields.encode()))
 
-    answer_with(world, RequestCode.CHANGE_MESSAGE_INVISIBLETIME, change)
+    world.groups["g"].on(RequestCode.CHANGE_MESSAGE_INVISIBLETIME, change)
     request = pb.ChangeInvisibleDurationRequest(
         group=GROUP, topic=TOPIC, receipt_handle=SHOWN.encode(), invisible_duration=duration(5_000)
     )
@@ -135,10 +131,9 @@ async def test_dead_letter_names_where_it_came_from(
         return response_to(command, 0, None, dict(fields.encode()))
 
     group = world.groups["g"]
-    answer_with(world, RequestCode.CHANGE_MESSAGE_INVISIBLETIME, change)
-    answer_with(world, RequestCode.ACK_MESSAGE, response_to)
-    for broker in group.brokers:
-        broker.answer_send_back = response_to
+    world.groups["g"].on(RequestCode.CHANGE_MESSAGE_INVISIBLETIME, change)
+    world.groups["g"].on(RequestCode.ACK_MESSAGE, response_to)
+    group.on(RequestCode.CONSUMER_SEND_MSG_BACK, response_to)
     group.store("T", 0, decode_record(RECORD))
     request = pb.ForwardMessageToDeadLetterQueueRequest(
         group=GROUP, topic=TOPIC, receipt_handle=SHOWN.encode(), max_delivery_attempts=3
@@ -209,7 +204,7 @@ async def test_producers_of_transactions_are_asked_back(
     """Those that were started last may send nothing but plain messages, and have no checker."""
     asked_of = open_producers(service, "decides", "too", "plain-1", "plain-2")
     service.clients.produces("decides", TOPIC, 0)
-    answer_with(world, RequestCode.END_TRANSACTION, response_to)
+    world.groups["g"].on(RequestCode.END_TRANSACTION, response_to)
     end = pb.EndTransactionRequest(topic=TOPIC, transaction_id="1f-2a-g", resolution=pb.COMMIT)
     await service.in_time(service.calls["EndTransaction"], end, Caller("too"))
     half = MessageExt(memoryview(RECORD), 0, "g")
@@ -238,8 +233,7 @@ async def test_half_message_is_sent_once(world: World, service: MessagingService
             command, ResponseCode.SYSTEM_ERROR, "no answer", {OUTCOME_FIELD: "unknown"}
         )
 
-    for broker in world.groups["g"].brokers:
-        broker.intercept = lose
+    world.groups["g"].intercept(lose)
     with pytest.raises(MQError) as caught:
         await service.send_message(sent(pb.TRANSACTION), CALLER)
     assert status_of(caught.value).code == pb.PROXY_TIMEOUT
@@ -252,11 +246,7 @@ async def test_topic_takes_only_the_type_it_states(
     world: World, service: MessagingService, stated: str, kind: pb.MessageType
 ) -> None:
     config = TopicConfig("T", attributes={"+message.type": stated})
-    answer_with(
-        world,
-        RequestCode.GET_TOPIC_CONFIG,
-        lambda command: response_to(command, 0, None, {}, config.encode()),
-    )
+    world.groups["g"].on(RequestCode.GET_TOPIC_CONFIG, fixed(body=config.encode()))
     if pb.MessageType.Name(kind) == stated:
         answer = await service.send_message(sent(kind), CALLER)
         assert answer.status.code == pb.OK

@@ -66,11 +66,7 @@ def on(world: World, code: RequestCode, *handlers: Handler) -> None:
     def handle(asked: RemotingCommand) -> Handled:
         return (waiting.pop(0) if len(waiting) > 1 else waiting[0])(asked)
 
-    for broker in world.groups["g"].brokers:
-        if code == RequestCode.CONSUMER_SEND_MSG_BACK:
-            broker.answer_send_back = handle
-        else:
-            broker.on(code, handle)
+    world.groups["g"].on(code, handle)
 
 
 def changed(asked: RemotingCommand) -> RemotingCommand:
@@ -166,8 +162,7 @@ async def test_half_message_without_a_place_is_unknown(autojump_clock: MockClock
         return response_to(asked, 0, None, {"msgId": "?", "queueId": "0", "queueOffset": "5"})
 
     async with open_world(rocketmq=True) as world:
-        for broker in world.groups["g"].brokers:
-            broker.intercept = nameless
+        world.groups["g"].intercept(nameless)
         service = MessagingService(world.client(), ("127.0.0.1", 8081))
         message = pb.Message(topic=TOPIC, body=b"x")
         message.system_properties.message_id = "01b0"

@@ -66,8 +66,7 @@ def take_orders(group: Group) -> list[str]:
         orders.append(str(asked.ext["order"]).lower())
         return response_to(asked, ResponseCode.POLLING_TIMEOUT, "nothing")
 
-    for broker in group.brokers:
-        broker.on(RequestCode.POP_MESSAGE, pop)
+    group.on(RequestCode.POP_MESSAGE, pop)
     return orders
 
 
@@ -78,8 +77,7 @@ class Stated:
         self, group: Group, answer: Callable[[RemotingCommand], RemotingCommand] = busy
     ) -> None:
         self.answer = answer
-        for broker in group.brokers:
-            broker.on(RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG, self._state)
+        group.on(RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG, self._state)
 
     def _state(self, asked: RemotingCommand) -> RemotingCommand:
         return self.answer(asked)
@@ -211,8 +209,7 @@ def hand_out(world: World, *records: bytes) -> None:
         header = PopMessageResponseHeader(1_000, 60_000, 1_007, 0, starts, texts)
         return response_to(asked, 0, None, dict(header.encode()), b"".join(records))
 
-    for broker in world.groups["g"].brokers:
-        broker.on(RequestCode.POP_MESSAGE, pop)
+    world.groups["g"].on(RequestCode.POP_MESSAGE, pop)
 
 
 def bodies(received: Received) -> list[bytes]:
@@ -269,8 +266,7 @@ async def test_bodies_of_a_receive_are_bounded_unpacked(
             command, 0, None, {"popTime": "1", "invisibleTime": "1", "reviveQid": "1"}
         )
 
-    for broker in world.groups["g"].brokers:
-        broker.on(RequestCode.CHANGE_MESSAGE_INVISIBLETIME, change)
+    world.groups["g"].on(RequestCode.CHANGE_MESSAGE_INVISIBLETIME, change)
     packed = zlib.compress(bytes(BODIES_BYTES_MAX // 2))
     hand_out(world, *(record(at, body=packed, sys_flag=ZLIB_FLAG) for at in range(5)))
     received = await service.receive_message(ASKED, Caller("c", time_left_s=8.0))

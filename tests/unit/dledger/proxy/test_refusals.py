@@ -196,8 +196,7 @@ async def test_transaction_that_is_none_has_its_code(
         stated = {OUTCOME_FIELD: "not_stored", **fields}
         return response_to(asked, refusal, "no half message stands there", stated)
 
-    for broker in world.groups["g"].brokers:
-        broker.on(RequestCode.END_TRANSACTION, refuse)
+    world.groups["g"].on(RequestCode.END_TRANSACTION, refuse)
     asked = pb.EndTransactionRequest(topic=TOPIC, transaction_id="0-0-g", resolution=pb.COMMIT)
     assert await code_of(service, "EndTransaction", asked) == code
 
@@ -266,8 +265,7 @@ async def test_old_receipt_stores_no_dead_letter(
     def refuse(asked: RemotingCommand) -> RemotingCommand:
         return response_to(asked, ResponseCode.NO_MESSAGE, remark)
 
-    for broker in world.groups["g"].brokers:
-        broker.on(RequestCode.CHANGE_MESSAGE_INVISIBLETIME, refuse)
+    world.groups["g"].on(RequestCode.CHANGE_MESSAGE_INVISIBLETIME, refuse)
     world.groups["g"].store("T", 0, RECORD)
     asked = pb.ForwardMessageToDeadLetterQueueRequest(
         group=GROUP, topic=TOPIC, receipt_handle=handle(), max_delivery_attempts=3
@@ -290,8 +288,7 @@ async def test_renewed_receipt_of_another_topic_is_refused(
     world: World, service: MessagingService
 ) -> None:
     # The account of the call was checked for the topic that the call names.
-    for broker in world.groups["g"].brokers:
-        broker.on(RequestCode.ACK_MESSAGE, response_to)
+    world.groups["g"].on(RequestCode.ACK_MESSAGE, response_to)
     shown = renewed(service, "Other")
     asked = pb.AckMessageRequest(
         group=GROUP, topic=TOPIC, entries=[pb.AckMessageEntry(receipt_handle=shown)]
@@ -324,7 +321,7 @@ async def test_failed_dead_letter_is_tried_again(world: World, service: Messagin
     for broker in group.brokers:
         broker.on(RequestCode.CHANGE_MESSAGE_INVISIBLETIME, change)
         broker.on(RequestCode.ACK_MESSAGE, response_to)
-        broker.answer_send_back = send_back
+        broker.on(RequestCode.CONSUMER_SEND_MSG_BACK, send_back)
     group.store("T", 0, RECORD)
     shown = renewed(service, "T")
     asked = pb.ForwardMessageToDeadLetterQueueRequest(
@@ -401,8 +398,7 @@ async def test_delay_that_brokers_refuse_is_a_delivery_time(
     def refuse(asked: RemotingCommand) -> RemotingCommand:
         return response_to(asked, ResponseCode.MESSAGE_ILLEGAL, remark)
 
-    for broker in world.groups["g"].brokers:
-        broker.intercept = refuse
+    world.groups["g"].intercept(refuse)
     message = pb.Message(topic=TOPIC, body=b"x")
     message.system_properties.message_id = "01b0"
     message.system_properties.message_type = pb.DELAY
