@@ -25,7 +25,6 @@ from dledger.commitlog.entry import (
 from dledger.commitlog.entry_log import EntryLog
 from dledger.commitlog.errors import LocalProtocolError, MQError
 from dledger.commitlog.key_index import KeyIndex
-from dledger.commitlog.message_id import UniqKeyFactory
 from dledger.commitlog.record import encode_record, pack_host
 from dledger.commitlog.store_paths import StorePaths
 from dledger.group_api import (
@@ -400,8 +399,3 @@ def over_the_wire(command: RemotingCommand) -> RemotingCommand:
     command.flag &= ~1
     (received,) = FrameDecoder().feed(encode_command(command))
     return received
-
-
-def uniq_keys() -> UniqKeyFactory:
-    """Return a factory whose keys a test can name."""
-    return UniqKeyFactory(b"\x7f\0\0\x01", 7, 9)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dledger.jepsen_like.checkers.all_checks import Settings, check_everything
 from dledger.jepsen_like.checkers.verdict import Verdict
 from dledger.jepsen_like.history.operation import History, Operation, RunHeader
+
+if TYPE_CHECKING:
+    from dledger.jepsen_like.simulation.play import Played
 
 
 def comparable(verdicts: Iterable[Verdict]) -> dict[str, object]:
@@ -34,3 +37,8 @@ def judged(checker: str, history: History | Iterable[Operation], **settings: Any
         if v.checker == checker
     ]
     return found
+
+
+def broken(played: Played) -> set[str]:
+    """Return the names of what was violated in a play."""
+    return {violation.name for violation in played.violations}

@@ -319,6 +319,3 @@ class Cluster:
         """Close all logs."""
         for member in self.members.values():
             member.log.close()
-
-
-ClusterFactory = Callable[..., Cluster]

@@ -7,7 +7,7 @@ import pytest
 from dledger.jepsen_like.plans.modes import ROT_COUNTERS
 from dledger.jepsen_like.plans.plan import Kind, Plan, Settings, Step, Workload
 from dledger.jepsen_like.simulation.platter import ROTTEN
-from dledger.jepsen_like.simulation.play import Played, play
+from dledger.jepsen_like.simulation.play import play
 
 pytestmark = pytest.mark.slow
 
@@ -28,10 +28,6 @@ def rotten(*args: int, seed: int = 4, keep_segments: int = 0) -> Plan:
         settings=Settings(checkpoint_ms=1_000, keep_segments=keep_segments),
         modes=("searches", "follower_reads", "key_queries"),
     )
-
-
-def names(played: Played) -> set[str]:
-    return {violation.name for violation in played.violations}
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,10 @@ import pytest
 
 from dledger.jepsen_like.plans.draw import draw_plan
 from dledger.jepsen_like.plans.plan import Kind, Plan, Settings, Step, Workload
-from dledger.jepsen_like.simulation.play import Played, play
+from dledger.jepsen_like.simulation.play import play
 from dledger.services import retention
 from tests.harness.fast_part import gate_part
+from tests.harness.judged import broken
 
 pytestmark = pytest.mark.slow
 
@@ -21,10 +22,6 @@ FULL = Plan(
     workload=LOAD,
 )
 """Every disk is full long enough for retention to check it several times."""
-
-
-def broken(played: Played) -> set[str]:
-    return {violation.name for violation in played.violations}
 
 
 def test_full_disks_refuse_sends_and_give_up_nothing() -> None:

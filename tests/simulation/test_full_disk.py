@@ -15,21 +15,28 @@ from dledger.commitlog.errors import DiskFullError, MQError
 from dledger.commitlog.seams import DiskFile
 from dledger.group import Group
 from dledger.group_api import Proposed
-from tests.harness.groups import bodies, running_groups
+from tests.harness.groups import Groups, bodies, running_groups
 from tests.harness.raft_cluster import batch
 
 BODY_BYTES = 60_000
 
 
 class SmallDisk(OsDisk):
-    """A disk that has space for no new file while it is full."""
+    """A disk that has no space for new files while it is full: for any, or for consume queues."""
 
     full = False
+    full_of_queues = False
 
     def create(self, path: str, size: int, *, reserve: bool) -> DiskFile:
-        if self.full and reserve:
+        if (self.full and reserve) or (self.full_of_queues and "/consumequeue/" in path):
             raise DiskFullError(f"no space for {path} of {size} bytes")
         return super().create(path, size, reserve=reserve)
+
+
+def disk_of(groups: Groups, name: str) -> SmallDisk:
+    disk = groups.disks[name]
+    assert isinstance(disk, SmallDisk)
+    return disk
 
 
 async def test_a_leader_without_space_refuses_as_not_stored_and_heals(
@@ -37,8 +44,7 @@ async def test_a_leader_without_space_refuses_as_not_stored_and_heals(
 ) -> None:
     async with running_groups(tmp_path, disks=SmallDisk) as groups:
         leader = await groups.leader()
-        disk = groups.disks[leader.name]
-        assert isinstance(disk, SmallDisk)
+        disk = disk_of(groups, leader.name)
         stored: list[bytes] = []
         disk.full = True
         refused: MQError | None = None
@@ -73,15 +79,13 @@ async def test_a_follower_without_space_delays_none_and_catches_up(
     async with running_groups(tmp_path, disks=SmallDisk) as groups:
         leader = await groups.leader()
         follower = groups.others(leader.name)[0]
-        disk = groups.disks[follower]
-        assert isinstance(disk, SmallDisk)
-        disk.full = True
+        disk_of(groups, follower).full = True
         sent = [str(number).encode().ljust(BODY_BYTES, b".") for number in range(60)]
         for body in sent:
             await leader.group.submit(batch(body))
         behind = groups.replicas[follower].group
         assert behind.state.max_offset("T", 0) < 60
-        disk.full = False
+        disk_of(groups, follower).full = False
         await groups.settle()
         assert bodies(behind) == sent
 
@@ -100,9 +104,7 @@ async def test_sends_are_refused_while_a_majority_has_no_space(
     async with running_groups(tmp_path, disks=SmallDisk) as groups:
         leader = await groups.leader()
         for name in groups.others(leader.name):
-            disk = groups.disks[name]
-            assert isinstance(disk, SmallDisk)
-            disk.full = True
+            disk_of(groups, name).full = True
         outcomes: list[str] = []
         bodies_by_outcome: dict[str, list[bytes]] = {"stored": [], "unknown": [], "not_stored": []}
         for number in range(60):
@@ -113,9 +115,7 @@ async def test_sends_are_refused_while_a_majority_has_no_space(
         assert outcomes.count("unknown") == 1, outcomes
         assert set(outcomes[outcomes.index("unknown") + 1 :]) == {"not_stored"}
         for name in groups.others(leader.name):
-            disk = groups.disks[name]
-            assert isinstance(disk, SmallDisk)
-            disk.full = False
+            disk_of(groups, name).full = False
         with trio.fail_after(30):
             while (outcome := await outcome_of(leader.group, b"after")) != "stored":
                 assert outcome == "not_stored"
@@ -126,26 +126,14 @@ async def test_sends_are_refused_while_a_majority_has_no_space(
             assert bodies(replica.group) == expected
 
 
-class NoQueuesDisk(OsDisk):
-    """A disk that has space for the log but, while it is full, for no consume queue."""
-
-    full = False
-
-    def create(self, path: str, size: int, *, reserve: bool) -> DiskFile:
-        if self.full and "/consumequeue/" in path:
-            raise DiskFullError(f"no space for {path} of {size} bytes")
-        return super().create(path, size, reserve=reserve)
-
-
 async def test_no_space_for_a_queue_file_loses_nothing(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:
     answers: list[Proposed] = []
-    async with running_groups(tmp_path, 1, disks=NoQueuesDisk) as groups:
+    async with running_groups(tmp_path, 1, disks=SmallDisk) as groups:
         leader = await groups.leader()
-        disk = groups.disks["n0"]
-        assert isinstance(disk, NoQueuesDisk)
-        disk.full = True
+        disk = disk_of(groups, "n0")
+        disk.full_of_queues = True
         leader.group.propose(batch(b"before"), answers.append)
         leader.group.kick()
         await trio.sleep(1)
@@ -158,7 +146,7 @@ async def test_no_space_for_a_queue_file_loses_nothing(
         assert bodies(leader.group) == [b"before"]
         await leader.group.submit(batch(b"after"))
         await trio.sleep(5)
-        disk.full = False
+        disk.full_of_queues = False
         leader.kill()
         await groups.start("n0")
         leader = await groups.leader()

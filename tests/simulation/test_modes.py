@@ -20,9 +20,10 @@ from dledger.jepsen_like.plans.modes import SETTING_MODES, SIDE_MODES, STEP_MODE
 from dledger.jepsen_like.plans.plan import Kind, Plan, Settings, Step, Workload
 from dledger.jepsen_like.plans.promised import promised
 from dledger.jepsen_like.simulation import side_services
-from dledger.jepsen_like.simulation.play import Played, play
+from dledger.jepsen_like.simulation.play import play
 from dledger.state.state_record import with_hosts
 from tests.harness.fast_part import gate_part
+from tests.harness.judged import broken
 
 pytestmark = pytest.mark.slow
 
@@ -35,10 +36,6 @@ PLAN = Plan(
     workload=Workload(interval_ms=2_000, delayed_per_mille=0),
     modes=tuple(name for name in SIDE_MODES if name not in ("many_queues", "half_messages")),
 )
-
-
-def broken(played: Played) -> set[str]:
-    return {violation.name for violation in played.violations}
 
 
 def test_work_beside_the_workload_breaks_nothing() -> None:

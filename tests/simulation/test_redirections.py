@@ -6,7 +6,8 @@ import pytest
 
 from dledger.broker_errors import NotLeaderError
 from dledger.jepsen_like.plans.plan import Kind, Plan, Step, Workload
-from dledger.jepsen_like.simulation.play import Played, play
+from dledger.jepsen_like.simulation.play import play
+from tests.harness.judged import broken
 
 pytestmark = pytest.mark.slow
 
@@ -19,10 +20,6 @@ PLAN = Plan(
     workload=Workload(interval_ms=3_000, delayed_per_mille=0),
 )
 """The leader stands still while another is elected; then clients that were idle ask it."""
-
-
-def broken(played: Played) -> set[str]:
-    return {violation.name for violation in played.violations}
 
 
 def test_a_redirected_client_goes_to_the_leader_at_once() -> None:

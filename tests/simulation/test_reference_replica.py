@@ -8,7 +8,7 @@ import pytest
 
 from dledger.commitlog.mark import Anchor
 from dledger.jepsen_like.plans.plan import Kind, Plan, Step, Workload
-from dledger.jepsen_like.simulation.play import Played, play
+from dledger.jepsen_like.simulation.play import play
 from dledger.jepsen_like.simulation.reference_replica import FROM_SETTINGS, digests_by_field
 from dledger.state.pending_timers import PendingTimers
 from dledger.state.producer_sessions import ProducerSessions, StoredSend
@@ -24,10 +24,6 @@ PLAN = Plan(
     steps=(Step(8_000, Kind.CLEAN_RESTART, "follower", 1_000),),
     workload=Workload(interval_ms=500, delayed_per_mille=300, timer_per_mille=200),
 )
-
-
-def broken(played: Played) -> set[str]:
-    return {violation.name for violation in played.violations}
 
 
 def test_replicas_without_a_bug_equal_the_reference() -> None:

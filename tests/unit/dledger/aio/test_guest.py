@@ -31,10 +31,6 @@ async def entered() -> AsyncIterator[Guest]:
         await guest.leave()
 
 
-def trio_threads() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name.startswith("Trio thread")]
-
-
 @pytest.fixture(autouse=True)
 def _threads_end(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Every test leaves no thread; those of trio that wait for work end sooner than usual."""

@@ -54,12 +54,6 @@ def max_offset(op_id: int, end: int, call: int, ret: int) -> Operation:
 INFO, FAIL = Outcome.INFO, Outcome.FAIL
 
 
-def without_offset(op_id: int, call: int, ret: int) -> Operation:
-    op = send(op_id, 0, call, ret)
-    op.off = NOTHING
-    return op
-
-
 def transaction(value: int, end_ret: int) -> list[Operation]:
     fields = {"process": 1, "value": value, "txn": 1}
     end = queue_row(11, F.END_TRANSACTION, 20, end_ret, decision=Decision.COMMIT, **fields)
