@@ -1,4 +1,4 @@
-"""Fixtures of the client: a fake cluster on virtual time, a client of it, and a producer."""
+"""Fixtures of the client: a fake cluster on virtual time, and clients of it."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from trio.testing import MockClock
 
 from dledger.client.core.client_instance import ClientInstance
 from dledger.client.producer.producer import Producer
+from tests.unit.client.consumer.consuming import Heard
 from tests.unit.client.fake_cluster import World, open_world
 
 
@@ -31,3 +32,9 @@ async def producer(client: ClientInstance) -> AsyncIterator[Producer]:
     """An open producer of `client`, of the producer group "p"."""
     async with Producer(client, "p") as producer:
         yield producer
+
+
+@pytest.fixture
+def heard() -> Heard:
+    """A listener of push consumers."""
+    return Heard()

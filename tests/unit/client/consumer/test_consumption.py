@@ -31,9 +31,8 @@ def holders(group: Group) -> dict[int, str]:
 
 
 async def test_each_queue_is_consumed_in_order_one_batch_at_a_time(
-    world: World, client: ClientInstance, producer: Producer
+    world: World, client: ClientInstance, producer: Producer, heard: Heard
 ) -> None:
-    heard = Heard()
     heard.delay_s = 0.5
     await send(producer, 40)
     async with PushConsumer(client, "c", heard, {"T": "*"}, FIRST, orderly=True):
@@ -49,9 +48,8 @@ async def test_each_queue_is_consumed_in_order_one_batch_at_a_time(
 
 
 async def test_lock_of_another_client_keeps_the_queue_unread(
-    world: World, client: ClientInstance, producer: Producer
+    world: World, client: ClientInstance, producer: Producer, heard: Heard
 ) -> None:
-    heard = Heard()
     group = world.groups["g"]
     group.locks["c", WIRE_QUEUE] = ("another client", trio.current_time())
     await send(producer, 8)
@@ -70,9 +68,8 @@ async def test_lock_of_another_client_keeps_the_queue_unread(
 
 
 async def test_queue_begins_again_where_others_have_left_it(
-    world: World, client: ClientInstance, producer: Producer
+    world: World, client: ClientInstance, producer: Producer, heard: Heard
 ) -> None:
-    heard = Heard()
     group = world.groups["g"]
     await send(producer, 4, queues=1)
     async with PushConsumer(client, "c", heard, {"T": "*"}, FIRST, orderly=True) as consumer:
@@ -92,9 +89,8 @@ async def test_queue_begins_again_where_others_have_left_it(
 
 
 async def test_lock_without_renewal_ends_after_thirty_seconds(
-    world: World, client: ClientInstance, producer: Producer
+    world: World, client: ClientInstance, producer: Producer, heard: Heard
 ) -> None:
-    heard = Heard()
     group = world.groups["g"]
     async with PushConsumer(client, "c", heard, {"T": "*"}, FIRST, orderly=True) as consumer:
         await settled(consumer)
@@ -117,9 +113,8 @@ async def test_lock_without_renewal_ends_after_thirty_seconds(
 
 
 async def test_orderly_failure_is_tried_in_place_before_the_others(
-    world: World, client: ClientInstance, producer: Producer
+    world: World, client: ClientInstance, producer: Producer, heard: Heard
 ) -> None:
-    heard = Heard()
     suspend = ConsumeStatus.SUSPEND_CURRENT_QUEUE_A_MOMENT
     heard.answer = lambda m, _: (
         suspend if m.body_bytes == b"1" and m.reconsume_times < 3 else ConsumeStatus.SUCCESS
@@ -135,9 +130,8 @@ async def test_orderly_failure_is_tried_in_place_before_the_others(
 
 
 async def test_a_listener_chooses_how_long_its_queue_rests(
-    client: ClientInstance, producer: Producer
+    client: ClientInstance, producer: Producer, heard: Heard
 ) -> None:
-    heard = Heard()
 
     def answer(message: DeliveredMessage, context: ConsumeContext) -> ConsumeStatus | None:
         context.suspend_ms = 7000
@@ -151,9 +145,8 @@ async def test_a_listener_chooses_how_long_its_queue_rests(
 
 
 async def test_a_message_tried_too_often_goes_to_the_dead_letters(
-    world: World, client: ClientInstance, producer: Producer
+    world: World, client: ClientInstance, producer: Producer, heard: Heard
 ) -> None:
-    heard = Heard()
 
     def answer(message: DeliveredMessage, _: ConsumeContext) -> None:
         if message.body_bytes == b"0":
@@ -175,9 +168,8 @@ async def test_a_message_tried_too_often_goes_to_the_dead_letters(
 
 
 async def test_a_message_that_cannot_be_given_up_is_tried_on(
-    world: World, client: ClientInstance, producer: Producer
+    world: World, client: ClientInstance, producer: Producer, heard: Heard
 ) -> None:
-    heard = Heard()
     heard.answer = lambda *_: ConsumeStatus.RECONSUME_LATER
     config = PushConfig(consume_from=FROM_FIRST, max_reconsume_times=1)
     await producer.send_to(QUEUE, Message("T", b"x"))
@@ -208,8 +200,7 @@ async def test_a_queue_changes_hands_only_when_its_listener_has_ended(world: Wor
         assert everything == [b"%d" % i for i in range(12)]
 
 
-async def test_stop_gives_locks_back_at_once(world: World) -> None:
-    heard = Heard()
+async def test_stop_gives_locks_back_at_once(world: World, heard: Heard) -> None:
     async with world.client() as one, world.client() as two, Producer(one, "p") as producer:
         async with PushConsumer(two, "c", heard, {"T": "*"}, FIRST, orderly=True) as consumer:
             async with PushConsumer(one, "c", heard, {"T": "*"}, FIRST, orderly=True) as other:
@@ -224,9 +215,8 @@ async def test_stop_gives_locks_back_at_once(world: World) -> None:
 
 
 async def test_queue_that_rests_leaves_its_place_to_others(
-    client: ClientInstance, producer: Producer
+    client: ClientInstance, producer: Producer, heard: Heard
 ) -> None:
-    heard = Heard()
 
     def answer(message: DeliveredMessage, context: ConsumeContext) -> ConsumeStatus | None:
         context.suspend_ms = 30_000
@@ -242,9 +232,8 @@ async def test_queue_that_rests_leaves_its_place_to_others(
 
 
 async def test_listener_ends_when_the_lock_of_its_queue_is_lost(
-    world: World, client: ClientInstance, producer: Producer
+    world: World, client: ClientInstance, producer: Producer, heard: Heard
 ) -> None:
-    heard = Heard()
     heard.delay_s = 1e6
     group = world.groups["g"]
     await send(producer, 2, queues=1)
@@ -263,9 +252,8 @@ async def test_listener_ends_when_the_lock_of_its_queue_is_lost(
 
 
 async def test_listener_ends_when_its_lock_is_not_renewed_in_time(
-    world: World, client: ClientInstance, producer: Producer
+    world: World, client: ClientInstance, producer: Producer, heard: Heard
 ) -> None:
-    heard = Heard()
     heard.delay_s = 1e6
     await send(producer, 1, queues=1)
     async with PushConsumer(client, "c", heard, {"T": "*"}, FIRST, orderly=True):
@@ -288,9 +276,8 @@ def note_unlocks(world: World, note: Callable[[], object]) -> None:
 
 
 async def test_stop_ends_a_listener_before_its_lock_is_given_back(
-    world: World, client: ClientInstance, producer: Producer
+    world: World, client: ClientInstance, producer: Producer, heard: Heard
 ) -> None:
-    heard = Heard()
     heard.delay_s = 1e6
     running: list[int] = []
     note_unlocks(world, lambda: running.append(heard.running))

@@ -118,8 +118,7 @@ async def test_a_paused_queue_is_not_polled(client: ClientInstance, producer: Pr
         assert await poll(consumer, 1) == [b"4"]
 
 
-async def test_members_share_queues_also_with_push_consumers(world: World) -> None:
-    heard = Heard()
+async def test_members_share_queues_also_with_push_consumers(world: World, heard: Heard) -> None:
     async with (
         world.client() as one,
         world.client() as two,

@@ -29,8 +29,9 @@ from tests.unit.client.consumer.consuming import Heard, send, settled
 from tests.unit.client.fake_cluster import Broker, World
 
 
-async def test_owned_queue_does_not_wait_for_a_pull_of_a_silent_broker(world: World) -> None:
-    heard = Heard()
+async def test_owned_queue_does_not_wait_for_a_pull_of_a_silent_broker(
+    world: World, heard: Heard
+) -> None:
     async with (
         world.client() as one,
         world.client() as two,

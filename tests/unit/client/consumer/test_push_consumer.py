@@ -35,9 +35,8 @@ FIRST = PushConfig(consume_from=FROM_FIRST)
 
 
 async def test_push_consumer_gets_and_commits_earlier_and_later_sends(
-    world: World, client: ClientInstance, producer: Producer
+    world: World, client: ClientInstance, producer: Producer, heard: Heard
 ) -> None:
-    heard = Heard()
     before = await send(producer, 10)
     async with PushConsumer(client, "c", heard, {"T": "*"}, FIRST):
         await heard.wait_for(10)
@@ -104,8 +103,9 @@ async def test_rebalance_ignores_a_broker_that_knows_no_member_yet(world: World)
         assert consumer.counts["rebalances"] > 2
 
 
-async def test_a_killed_leader_costs_no_message_and_moves_no_queue(world: World) -> None:
-    heard = Heard()
+async def test_a_killed_leader_costs_no_message_and_moves_no_queue(
+    world: World, heard: Heard
+) -> None:
     async with (
         world.client() as one,
         world.client() as two,
@@ -128,9 +128,8 @@ async def test_a_killed_leader_costs_no_message_and_moves_no_queue(world: World)
 
 
 async def test_a_slow_listener_holds_the_reader_back(
-    client: ClientInstance, producer: Producer
+    client: ClientInstance, producer: Producer, heard: Heard
 ) -> None:
-    heard = Heard()
     heard.delay_s = 10
     config = PushConfig(
         consume_from=FROM_FIRST,
@@ -149,9 +148,8 @@ async def test_a_slow_listener_holds_the_reader_back(
 
 
 async def test_tags_are_compared_again_where_their_hashes_are_the_same(
-    world: World, client: ClientInstance, producer: Producer
+    world: World, client: ClientInstance, producer: Producer, heard: Heard
 ) -> None:
-    heard = Heard()
     for tag in ("Aa", "BB", "Aa"):
         await producer.send_to(QUEUE, Message("T", tag.encode(), tags=tag))
     async with PushConsumer(client, "c", heard, {"T": "Aa"}, FIRST):
@@ -190,9 +188,8 @@ async def test_where_a_new_group_begins(
 
 
 async def test_an_offset_outside_the_queue_is_put_right(
-    world: World, client: ClientInstance, producer: Producer
+    world: World, client: ClientInstance, producer: Producer, heard: Heard
 ) -> None:
-    heard = Heard()
     await send(producer, 2, queues=1)
     world.groups["g"].committed["c", "T", 0] = 99
     async with PushConsumer(client, "c", heard, {"T": "*"}):
@@ -222,9 +219,8 @@ async def test_messages_in_hand_outlast_the_loss_of_those_behind(
 
 
 async def test_a_stop_lets_listeners_finish_and_leaves_the_rest(
-    world: World, client: ClientInstance, producer: Producer
+    world: World, client: ClientInstance, producer: Producer, heard: Heard
 ) -> None:
-    heard = Heard()
     heard.delay_s = 2
     config = PushConfig(consume_from=FROM_FIRST, consume_tasks=2)
     await send(producer, 10, queues=1)
@@ -238,9 +234,8 @@ async def test_a_stop_lets_listeners_finish_and_leaves_the_rest(
 
 
 async def test_stop_waits_no_longer_than_its_limit(
-    world: World, client: ClientInstance, producer: Producer
+    world: World, client: ClientInstance, producer: Producer, heard: Heard
 ) -> None:
-    heard = Heard()
     heard.delay_s = 1e6
     await send(producer, 1)
     async with PushConsumer(client, "c", heard, {"T": "*"}, FIRST):
@@ -251,9 +246,8 @@ async def test_stop_waits_no_longer_than_its_limit(
 
 
 async def test_stop_does_not_wait_for_listeners_that_are_cancelled(
-    world: World, client: ClientInstance, producer: Producer
+    world: World, client: ClientInstance, producer: Producer, heard: Heard
 ) -> None:
-    heard = Heard()
     heard.delay_s = 60.0
     await send(producer, 1)
     with trio.move_on_after(2.0):
@@ -266,9 +260,8 @@ async def test_stop_does_not_wait_for_listeners_that_are_cancelled(
 
 
 async def test_suspended_consumer_keeps_its_queues_and_gets_nothing(
-    client: ClientInstance, producer: Producer
+    client: ClientInstance, producer: Producer, heard: Heard
 ) -> None:
-    heard = Heard()
     async with PushConsumer(client, "c", heard, {"T": "*"}, FIRST) as consumer:
         await settled(consumer)
         await trio.sleep(1)
@@ -306,9 +299,8 @@ async def test_broadcasting_gives_all_to_each_and_drops_failures(world: World) -
 
 
 async def test_a_topic_may_come_later_and_go_again(
-    world: World, client: ClientInstance, producer: Producer
+    world: World, client: ClientInstance, producer: Producer, heard: Heard
 ) -> None:
-    heard = Heard()
     async with PushConsumer(client, "c", heard, None, FIRST) as consumer:
         await trio.sleep(5)
         assert owned(consumer) == [[]]
@@ -346,9 +338,8 @@ async def test_push_consumer_finds_a_topic_created_later(
 
 
 async def test_a_refused_pull_is_tried_again_after_a_while(
-    world: World, client: ClientInstance, producer: Producer
+    world: World, client: ClientInstance, producer: Producer, heard: Heard
 ) -> None:
-    heard = Heard()
     await send(producer, 1, queues=1)
     refused: list[float] = []
     group = world.groups["g"]
@@ -376,10 +367,9 @@ async def test_group_is_once_in_an_instance_that_must_be_open(world: World) -> N
 
 
 async def test_what_was_pulled_stays_when_the_queue_now_begins_later(
-    world: World, client: ClientInstance, producer: Producer
+    world: World, client: ClientInstance, producer: Producer, heard: Heard
 ) -> None:
     """Retention overtakes a slow consumer: it misses what it has not pulled, and no more."""
-    heard = Heard()
     heard.delay_s = 10
 
     def pull(broker: Broker, asked: RemotingCommand) -> Handled:
@@ -402,9 +392,8 @@ async def test_what_was_pulled_stays_when_the_queue_now_begins_later(
 
 
 async def test_an_answer_without_an_offset_is_asked_for_again(
-    world: World, client: ClientInstance, producer: Producer
+    world: World, client: ClientInstance, producer: Producer, heard: Heard
 ) -> None:
-    heard = Heard()
     world.groups["g"].on(RequestCode.QUERY_CONSUMER_OFFSET, response_to)
     await send(producer, 1)
     async with PushConsumer(client, "c", heard, {"T": "*"}, FIRST):
@@ -414,9 +403,8 @@ async def test_an_answer_without_an_offset_is_asked_for_again(
 
 
 async def test_unsubscribed_topic_is_not_read_without_its_tags(
-    world: World, client: ClientInstance, producer: Producer
+    world: World, client: ClientInstance, producer: Producer, heard: Heard
 ) -> None:
-    heard = Heard()
     for number in range(60):
         await producer.send_to(QUEUE, Message("T", b"%d" % number, tags="AB"[number % 2]))
     config = PushConfig(consume_from=FROM_FIRST, pull_batch_size=2)

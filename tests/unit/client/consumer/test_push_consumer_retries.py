@@ -27,9 +27,8 @@ FIRST = PushConfig(consume_from=FROM_FIRST)
 
 
 async def test_a_failed_message_comes_back_with_its_topic_and_a_count(
-    world: World, client: ClientInstance, producer: Producer
+    world: World, client: ClientInstance, producer: Producer, heard: Heard
 ) -> None:
-    heard = Heard()
     heard.answer = lambda message, _: (
         ConsumeStatus.RECONSUME_LATER if message.reconsume_times < 2 else None
     )
@@ -58,9 +57,8 @@ async def test_a_failed_message_comes_back_with_its_topic_and_a_count(
 
 
 async def test_listener_error_counts_as_failed_and_others_go_on(
-    world: World, client: ClientInstance, producer: Producer
+    world: World, client: ClientInstance, producer: Producer, heard: Heard
 ) -> None:
-    heard = Heard()
 
     def answer(message: DeliveredMessage, _: ConsumeContext) -> None:
         if message.body_bytes == b"1" and not message.reconsume_times:
@@ -128,9 +126,8 @@ async def test_message_that_cannot_go_back_is_tried_in_place(
 
 
 async def test_tries_are_limited_and_the_delay_is_the_listeners(
-    world: World, client: ClientInstance, producer: Producer
+    world: World, client: ClientInstance, producer: Producer, heard: Heard
 ) -> None:
-    heard = Heard()
 
     def answer(_: DeliveredMessage, context: ConsumeContext) -> ConsumeStatus:
         context.delay_level_when_next_consume = 5
@@ -150,9 +147,13 @@ async def test_tries_are_limited_and_the_delay_is_the_listeners(
 
 @pytest.mark.parametrize(("delay_level", "tries"), [(0, 3), (-1, 1)])
 async def test_send_to_retry_topic_has_tries_of_send_back(
-    world: World, client: ClientInstance, producer: Producer, delay_level: int, tries: int
+    world: World,
+    client: ClientInstance,
+    producer: Producer,
+    delay_level: int,
+    tries: int,
+    heard: Heard,
 ) -> None:
-    heard = Heard()
 
     def answer(_: DeliveredMessage, context: ConsumeContext) -> ConsumeStatus:
         context.delay_level_when_next_consume = delay_level
@@ -174,9 +175,8 @@ async def test_send_to_retry_topic_has_tries_of_send_back(
 
 
 async def test_part_of_a_batch_may_be_acknowledged(
-    client: ClientInstance, producer: Producer
+    client: ClientInstance, producer: Producer, heard: Heard
 ) -> None:
-    heard = Heard()
 
     def answer(message: DeliveredMessage, context: ConsumeContext) -> None:
         if not message.reconsume_times:
@@ -192,9 +192,8 @@ async def test_part_of_a_batch_may_be_acknowledged(
 
 
 async def test_listener_over_its_timeout_ends_and_message_goes_back(
-    world: World, client: ClientInstance, producer: Producer
+    world: World, client: ClientInstance, producer: Producer, heard: Heard
 ) -> None:
-    heard = Heard()
     heard.delay_s = 1e6
     config = PushConfig(consume_from=FROM_FIRST, max_reconsume_times=0)
     async with PushConsumer(client, "c", heard, {"T": "*"}, config) as consumer:
@@ -272,9 +271,8 @@ class Slow:
 
 
 async def test_part_that_succeeded_is_committed_while_others_go_back(
-    world: World, client: ClientInstance, producer: Producer
+    world: World, client: ClientInstance, producer: Producer, heard: Heard
 ) -> None:
-    heard = Heard()
 
     def answer(_: DeliveredMessage, context: ConsumeContext) -> None:
         context.ack_index = 1
