@@ -20,8 +20,6 @@ EXTENT_WINDOW_BYTES: Final = 64 << 20
 class Claim:
     """Keeps the thread that appends and one that allocates ahead for it from each other's files."""
 
-    __slots__ = ("_lock",)
-
     def __init__(self) -> None:
         self._lock = Lock()
 

@@ -39,8 +39,6 @@ class Sharing:
         changes: Of shared units, since the last flush.
     """
 
-    __slots__ = ("changes", "long", "queues", "size_bytes")
-
     def __init__(self) -> None:
         self.queues: dict[ConsumeQueue, None] = {}
         self.long: dict[ConsumeQueue, None] = {}

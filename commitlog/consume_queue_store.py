@@ -40,20 +40,6 @@ class ConsumeQueueStore:
     Not thread-safe; only the job that `begin_flush` returns may run elsewhere.
     """
 
-    __slots__ = (
-        "_disk",
-        "_files",
-        "_last_flush",
-        "_moving",
-        "_queues",
-        "_queues_of",
-        "_root",
-        "_shared",
-        "_sharing",
-        "lost",
-        "units_per_file",
-    )
-
     def __init__(
         self,
         disk: Disk,
@@ -160,10 +146,10 @@ class ConsumeQueueStore:
             self._disk,
             sorted(self._files.dirty),
             sorted(self._files.dirty_folders),
-            shared=self._shared,
-            changes=self._sharing.changes,
-            moves=moves,
-            file_bytes=self.file_bytes,
+            self._shared,
+            self._sharing.changes,
+            moves,
+            self.file_bytes,
         )
         self._last_flush = job
         self._files.dirty = set()

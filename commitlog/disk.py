@@ -49,10 +49,9 @@ class DescriptorUser(Protocol):
 class Descriptors:
     """Files with a descriptor, of one disk.
 
-    *uses*: goes up with each use of a file. Without the lock: it only decides which one goes first.
+    *count*: descriptors that the files have now. *uses*: goes up with each use of a file. Without
+    the lock: it only decides which one goes first.
     """
-
-    __slots__ = ("_count", "_files", "_most", "lock", "uses")
 
     def __init__(self, most: int | None) -> None:
         """Hold none yet; *most*: number that is kept; None: as many as the process may have."""
@@ -60,27 +59,22 @@ class Descriptors:
         self.lock = threading.RLock()
         self._most = most
         self.uses = 0
-        self._count = 0
+        self.count = 0
         self._files: dict[DescriptorUser, None] = {}
-
-    @property
-    def count(self) -> int:
-        """How many descriptors the files have now."""
-        return self._count
 
     def taken(self, file: DescriptorUser, more: int) -> None:
         """Note that *file* has *more* descriptors than before; others give theirs back for it."""
         with self.lock:
-            self._count += more
+            self.count += more
             self._files[file] = None
-            while self._most is not None and self._count > self._most:
+            while self._most is not None and self.count > self._most:
                 if not self._give_one_back(file):
                     return
 
     def given_back(self, file: DescriptorUser, count: int) -> None:
         """Note that *file* has *count* descriptors less."""
         with self.lock:
-            self._count -= count
+            self.count -= count
             if not file.descriptors:
                 self._files.pop(file, None)
 
@@ -165,12 +159,12 @@ class OsFile:
     It may have no descriptor while it is not used: `dledger.commitlog.disk` takes it back.
     """
 
-    __slots__ = ("_closed", "_fd", "_path", "_pool", "_size", "_users", "_view", "last_use")
+    __slots__ = ("_closed", "_fd", "_pool", "_users", "_view", "last_use", "path", "size")
 
     def __init__(self, path: str, fd: int, size: int, pool: Descriptors) -> None:
-        self._path = path
+        self.path = path
         self._fd = fd
-        self._size = size
+        self.size = size
         self._pool = pool
         self._view: memoryview | None = None
         # Calls that use the descriptor now, in whatever thread.
@@ -179,21 +173,13 @@ class OsFile:
         self._note_use()
         pool.taken(self, 1)
 
-    @property
-    def path(self) -> str:
-        return self._path
-
-    @property
-    def size(self) -> int:
-        return self._size
-
     def write_at(self, offset: int, data: Buffer) -> None:
         view = memoryview(data).cast("B")
         if self._closed:
-            raise InvariantBroken(f"write to the closed file {self._path}")
-        if offset < 0 or offset + len(view) > self._size:
+            raise InvariantBroken(f"write to the closed file {self.path}")
+        if offset < 0 or offset + len(view) > self.size:
             raise InvariantBroken(
-                f"write of {len(view)} bytes at {offset} leaves {self._path} of {self._size} bytes"
+                f"write of {len(view)} bytes at {offset} leaves {self.path} of {self.size} bytes"
             )
         fd = self._borrow()
         try:
@@ -203,15 +189,15 @@ class OsFile:
                 view = view[written:]
         except OSError as error:
             if error.errno in _NO_SPACE:
-                raise DiskFullError(f"no space to write to {self._path}") from error
+                raise DiskFullError(f"no space to write to {self.path}") from error
             raise
         finally:
             self._give_back(fd)
 
     def view(self, offset: int, size: int) -> memoryview:
-        if offset < 0 or size < 0 or offset + size > self._size:
+        if offset < 0 or size < 0 or offset + size > self.size:
             raise OffsetOutOfRangeError(
-                f"{size} bytes at {offset} are not all inside {self._path} of {self._size} bytes"
+                f"{size} bytes at {offset} are not all inside {self.path} of {self.size} bytes"
             )
         whole = self._view
         if whole is None:
@@ -228,9 +214,9 @@ class OsFile:
     def _map(self) -> memoryview:
         fd = self._borrow()
         if fd < 0:
-            raise InvariantBroken(f"view of the closed file {self._path}")
+            raise InvariantBroken(f"view of the closed file {self.path}")
         try:
-            mapping = self._pool.opened(lambda: mmap.mmap(fd, self._size, access=mmap.ACCESS_READ))
+            mapping = self._pool.opened(lambda: mmap.mmap(fd, self.size, access=mmap.ACCESS_READ))
         finally:
             self._give_back(fd)
         view = memoryview(mapping)
@@ -241,13 +227,13 @@ class OsFile:
         return view
 
     def read(self, offset: int, size: int) -> bytes:
-        if offset < 0 or size < 0 or offset + size > self._size:
+        if offset < 0 or size < 0 or offset + size > self.size:
             raise OffsetOutOfRangeError(
-                f"{size} bytes at {offset} are not all inside {self._path} of {self._size} bytes"
+                f"{size} bytes at {offset} are not all inside {self.path} of {self.size} bytes"
             )
         fd = self._borrow()
         if fd < 0:
-            raise OSError(errno.EBADF, "read of a closed file", self._path)
+            raise OSError(errno.EBADF, "read of a closed file", self.path)
         try:
             parts = []
             while size > 0 and (part := os.pread(fd, size, offset)):
@@ -256,7 +242,7 @@ class OsFile:
         finally:
             self._give_back(fd)
         if size:
-            raise OSError(errno.EIO, "the file is shorter than it was", self._path)
+            raise OSError(errno.EIO, "the file is shorter than it was", self.path)
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def flush(self) -> None:
@@ -267,7 +253,7 @@ class OsFile:
         try:
             _data_sync(fd)
         except OSError as error:
-            raise FlushFailedError(f"flush of {self._path} failed: {error}") from error
+            raise FlushFailedError(f"flush of {self.path} failed: {error}") from error
         finally:
             self._give_back(fd)
 
@@ -285,7 +271,7 @@ class OsFile:
 
     def _open_again(self) -> bool:
         try:
-            self._fd = self._pool.opened(lambda: os.open(self._path, _OPEN_FLAGS))
+            self._fd = self._pool.opened(lambda: os.open(self.path, _OPEN_FLAGS))
         except FileNotFoundError:
             return False
         self._pool.taken(self, 1)
@@ -317,13 +303,13 @@ class OsFile:
         # Its pages may still be dirty: any descriptor of the file will do. A file that is missing
         # (a truncation overtook the flush) has nothing left to keep.
         try:
-            fd = self._pool.opened(lambda: os.open(self._path, _OPEN_FLAGS))
+            fd = self._pool.opened(lambda: os.open(self.path, _OPEN_FLAGS))
         except FileNotFoundError:
             return
         try:
             _data_sync(fd)
         except OSError as error:
-            raise FlushFailedError(f"flush of {self._path} failed: {error}") from error
+            raise FlushFailedError(f"flush of {self.path} failed: {error}") from error
         finally:
             os.close(fd)
 
@@ -346,8 +332,6 @@ class OsFile:
 class OsLock:
     """An exclusive `flock`; the kernel drops it when the process dies."""
 
-    __slots__ = ("_fd",)
-
     def __init__(self, fd: int) -> None:
         self._fd = fd
 
@@ -362,8 +346,6 @@ class OsDisk:
 
     Where the process has no descriptor left, files that are not used just now give theirs back.
     """
-
-    __slots__ = ("_descriptors",)
 
     def __init__(self, descriptors_max: int | None = None) -> None:
         """Open nothing yet."""

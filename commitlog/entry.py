@@ -253,7 +253,7 @@ def seal_entry(
             flag has IPv6.
     Raises:
         InvariantBroken: Sizes, runs or hosts do not fit the records: a bug of the caller, which
-            checks foreign batches with `dledger.commitlog.message_batch.verify_record_layout`.
+            checks foreign batches with `dledger.commitlog.record_batch.verify_record_layout`.
     """
     if len(batches) == 1:
         sizes = batches[0].sizes

@@ -59,8 +59,6 @@ class Drop:
     `note` and `remove` may be called in a worker thread.
     """
 
-    __slots__ = ("_disk", "_paths", "anchor", "segments", "size_bytes")
-
     def __init__(self, disk: Disk, paths: StorePaths, anchor: Anchor) -> None:
         self._disk = disk
         self._paths = paths
@@ -155,8 +153,8 @@ class EntryLog(LogReader):
             entry_index,
             extent_slots,
             truncation_slots,
-            trusted=trusted,
-            repair=repair,
+            trusted,
+            repair,
         )
         try:
             recovered = recovery.run()

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import posixpath
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import islice, takewhile
 from typing import Final
@@ -75,6 +76,7 @@ def file_name(time_ms: int, utc_offset: UtcOffset = utc) -> str:
     return f"{moment:%Y%m%d%H%M%S}{moment.microsecond // 1000:03d}"
 
 
+@dataclass(eq=False, repr=False)
 class KeyIndexFlush:
     """Index files to flush. `run` blocks and may be called in a worker thread, one at a time.
 
@@ -85,33 +87,14 @@ class KeyIndexFlush:
         is_whole: Whether no file was to be given up before: it is left out, with those after it.
     """
 
-    __slots__ = (
-        "_disk",
-        "_files",
-        "_folder",
-        "_mark",
-        "_set_mark",
-        "done",
-        "is_whole",
-        "unreadable",
-    )
+    _disk: Disk
+    _folder: str | None
+    _files: Sequence[FileFlush]
+    _mark: str | None
+    _set_mark: bool
+    is_whole: bool
 
-    def __init__(
-        self,
-        disk: Disk,
-        folder: str | None,
-        files: Sequence[FileFlush],
-        mark: str | None,
-        *,
-        set_mark: bool,
-        is_whole: bool,
-    ) -> None:
-        self._disk = disk
-        self.is_whole = is_whole
-        self._folder = folder
-        self._files = files
-        self._mark = mark
-        self._set_mark = set_mark
+    def __post_init__(self) -> None:
         self.done = False
         self.unreadable: list[str] = []
 
@@ -180,24 +163,6 @@ class KeyIndex:
         ForeignStoreError: A file has another size than these settings give.
         CorruptStoreError: A file's header cannot be right, and there is no *mark*.
     """
-
-    __slots__ = (
-        "_completing",
-        "_disk",
-        "_files",
-        "_last_flush",
-        "_last_name",
-        "_mark",
-        "_max_entries",
-        "_names_changed",
-        "_root",
-        "_slots",
-        "_unreadable",
-        "_utc_offset",
-        "files_lost",
-        "is_behind",
-        "on_unreadable",
-    )
 
     def __init__(
         self,
@@ -488,9 +453,7 @@ class KeyIndex:
         kept = takewhile(lambda file: file.path not in self._unreadable, self._files)
         files = [file.begin_flush() for file in kept if file.changed]
         is_whole = not self._unreadable
-        job = KeyIndexFlush(
-            self._disk, folder, files, self._mark, set_mark=set_mark, is_whole=is_whole
-        )
+        job = KeyIndexFlush(self._disk, folder, files, self._mark, set_mark, is_whole)
         self._last_flush = job
         return job
 

@@ -66,19 +66,6 @@ class Header(NamedTuple):
 class IndexFile:
     """A file, and in memory its header and, while it takes entries, its slots."""
 
-    __slots__ = (
-        "_capacity",
-        "_dirty_pages",
-        "_entries_at",
-        "_slots",
-        "_table",
-        "changed",
-        "file",
-        "header",
-        "path",
-        "slots_in_file",
-    )
-
     def __init__(self, path: str, file: DiskFile, slots: int, capacity: int) -> None:
         self.path = path
         self.file = file

@@ -44,30 +44,22 @@ class Health:
         return FlushFailedError(f"an earlier flush failed: {self.failure}")
 
 
+@dataclass(eq=False, repr=False)
 class FlushTicket:
     """What one flush has to make durable; made by `EntryLog.begin_flush`.
 
     Only `run` may be called in a worker thread; it touches nothing but files.
     """
 
-    __slots__ = ("_health", "done", "files", "folder", "generation", "last_index", "number")
+    number: int
+    last_index: int
+    generation: int
+    files: tuple[DiskFile, ...]
+    folder: tuple[Disk, str] | None
+    _health: Health
 
-    def __init__(
-        self,
-        number: int,
-        last_index: int,
-        generation: int,
-        files: tuple[DiskFile, ...],
-        folder: tuple[Disk, str] | None,
-        health: Health,
-    ) -> None:
-        self.number = number
-        self.last_index = last_index
-        self.generation = generation
-        self.files = files
+    def __post_init__(self) -> None:
         self.done = False
-        self.folder = folder
-        self._health = health
 
     def run(self) -> None:
         """Flush the files. Blocking; thread-safe.
@@ -120,8 +112,6 @@ class DamagedEntries:
 
     Invariant: `indexes` ascends; the spans of its entries do, too, and do not overlap.
     """
-
-    __slots__ = ("_spans", "indexes")
 
     def __init__(self) -> None:
         self.indexes: list[int] = []

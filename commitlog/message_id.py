@@ -48,8 +48,6 @@ class UniqKeyFactory:
         salt: 32 bits that tell factories of one process apart.
     """
 
-    __slots__ = ("_counter", "_last_ms", "_month_begin_ms", "_month_end_ms", "_prefix", "_stamped")
-
     def __init__(self, ip: bytes, pid: int, salt: int) -> None:
         if len(ip) not in (IPV4_HOST_BYTES - 4, IPV6_HOST_BYTES - 4):
             raise LocalProtocolError(f"an IP address has 4 or 16 bytes, not {len(ip)}")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Final, NamedTuple, TypeVar
 
 from dledger.commitlog.errors import ForeignStoreError
@@ -24,6 +25,7 @@ QueueKey = tuple[str, int]
 """Topic and queue id."""
 
 
+@dataclass(eq=False, repr=False)
 class QueueFiles:
     """Files below one folder: ``<root>/<topic>/<queue id>/<20-digit byte offset>``.
 
@@ -40,42 +42,21 @@ class QueueFiles:
             any.
     """
 
-    __slots__ = (
-        "_file_bytes",
-        "_on_unreadable",
-        "_open",
-        "dirty",
-        "dirty_folders",
-        "disk",
-        "late_topics",
-        "lost",
-        "most",
-        "root",
-        "topics",
-        "units_per_file",
-    )
+    disk: Disk
+    root: str
+    units_per_file: int
+    most: int
+    _on_unreadable: Callable[[str, OSError], None]
 
-    def __init__(
-        self,
-        disk: Disk,
-        root: str,
-        units_per_file: int,
-        most: int,
-        on_unreadable: Callable[[str, OSError], None],
-    ) -> None:
-        self.disk = disk
-        self.root = root
-        self.units_per_file = units_per_file
-        self.most = most
+    def __post_init__(self) -> None:
         self.lost = LostFiles()
         self.dirty: set[str] = set()
         self.dirty_folders: set[str] = set()
         self.late_topics: set[str] = set()
-        self._file_bytes = units_per_file * UNIT_BYTES
-        self._on_unreadable = on_unreadable
+        self._file_bytes = self.units_per_file * UNIT_BYTES
         self._open: OrderedDict[str, DiskFile] = OrderedDict()
-        disk.make_dir(root)  # durably: folders of topics are not made so
-        self.topics = set(disk.list_dir(root))
+        self.disk.make_dir(self.root)  # durably: folders of topics are not made so
+        self.topics = set(self.disk.list_dir(self.root))
 
     def __len__(self) -> int:
         return len(self._open)
@@ -171,8 +152,6 @@ class LostFiles:
     At first such a file takes no units. Once a new one stands in its place, it takes units, and
     gives none before `end`: some of them are still missing.
     """
-
-    __slots__ = ("_filling", "_unreadable")
 
     def __init__(self) -> None:
         self._unreadable: dict[QueueKey, set[int]] = {}
@@ -283,40 +262,19 @@ class Move(NamedTuple):
     parts: Sequence[Part]
 
 
+@dataclass(eq=False, repr=False)
 class ConsumeQueueFlush:
     """What is to be made durable. `run` blocks and may be called in a worker, one job at a time."""
 
-    __slots__ = (
-        "_disk",
-        "_file_bytes",
-        "_shared",
-        "changes",
-        "done",
-        "folders",
-        "has_moved",
-        "moves",
-        "paths",
-        "unreadable",
-    )
+    _disk: Disk
+    paths: Sequence[str]
+    folders: Sequence[str]
+    _shared: SharedUnits
+    changes: Sequence[Row] = ()
+    moves: Sequence[Move] = ()
+    _file_bytes: int = 0
 
-    def __init__(
-        self,
-        disk: Disk,
-        paths: Sequence[str],
-        folders: Sequence[str],
-        *,
-        shared: SharedUnits,
-        changes: Sequence[Row] = (),
-        moves: Sequence[Move] = (),
-        file_bytes: int = 0,
-    ) -> None:
-        self._disk = disk
-        self._shared = shared
-        self._file_bytes = file_bytes
-        self.paths = paths
-        self.folders = folders
-        self.changes = changes
-        self.moves = moves
+    def __post_init__(self) -> None:
         self.has_moved = False
         self.done = False
         self.unreadable: dict[QueueKey, tuple[str, OSError]] = {}

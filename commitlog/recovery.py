@@ -167,38 +167,28 @@ def finish_truncation(
     return cut
 
 
+@dataclass(eq=False, repr=False)
 class Recovery:
     """One pass over the segments of a folder; `run` may be called once."""
 
-    def __init__(
-        self,
-        disk: Disk,
-        paths: StorePaths,
-        log_format: LogFormat,
-        anchor: Anchor,
-        entry_index: EntryIndex,
-        extent_slots: SlotFile,
-        truncation_slots: SlotFile,
-        *,
-        trusted: Mark | None,
-        repair: bool,
-    ) -> None:
-        self._disk = disk
-        self._paths = paths
-        self._format = log_format
-        self._segment_bytes = log_format.segment_bytes
-        self._anchor = anchor
-        self._entry_index = entry_index
-        self._extent_slots = extent_slots
-        self._truncation_slots = truncation_slots
-        self._trusted = trusted
-        self._repair = repair
+    _disk: Disk
+    _paths: StorePaths
+    _format: LogFormat
+    _anchor: Anchor
+    _entry_index: EntryIndex
+    _extent_slots: SlotFile
+    _truncation_slots: SlotFile
+    _trusted: Mark | None
+    _repair: bool
+
+    def __post_init__(self) -> None:
+        self._segment_bytes = self._format.segment_bytes
         self._extent: Extent | None = None
         self._cut: Truncation | None = None
         self._segments: dict[int, Segment] = {}
         self._loose: list[Segment] = []
         self._units = bytearray()
-        self._units_first = anchor.first_index
+        self._units_first = self._anchor.first_index
         self.report = RecoveryReport()
 
     def run(self) -> Recovered:

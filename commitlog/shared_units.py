@@ -114,8 +114,6 @@ class SharedUnits:
     Not thread-safe: opened by one thread, then written by one worker at a time.
     """
 
-    __slots__ = ("_disk", "_end", "_end_slots", "_file", "_folder", "_number", "tails")
-
     def __init__(self, disk: Disk, folder: str) -> None:
         """Read what is in *folder*. Raises CorruptStoreError: units that were durable are lost."""
         self._disk = disk

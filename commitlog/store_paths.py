@@ -43,139 +43,77 @@ def parse_file_name(name: str) -> int | None:
     return int(name)
 
 
+class _Path:
+    """A name below the data folder."""
+
+    def __init__(self, below: str) -> None:
+        self._below = below
+
+    def __get__(self, paths: StorePaths, _owner: type[StorePaths]) -> str:
+        return posixpath.join(paths.root, self._below)
+
+
 @dataclass(frozen=True, slots=True)
 class StorePaths:
     """Names below one data folder. *root* is absolute and ends without a slash."""
 
     root: str
 
-    def _at(self, *parts: str) -> str:
-        return posixpath.join(self.root, *parts)
-
-    @property
-    def commitlog(self) -> str:
-        """Folder of the segments."""
-        return self._at("commitlog")
+    commitlog = _Path("commitlog")
+    """Folder of the segments."""
+    consumequeue = _Path("consumequeue")
+    """Folder of all queues; below it topic, then queue id."""
+    shared_units = _Path("consumequeue.shared")
+    """Folder of the units that are in no file of their queue."""
+    index = _Path("index")
+    """Folder of the key index files."""
+    key_index_mark = _Path("raft/keyindex")
+    """There while the key index lacks no key that a checkpoint covers."""
+    checkpoint = _Path("checkpoint")
+    """The checkpoint file."""
+    abort = _Path("abort")
+    """The abort file: there while a broker runs, left behind by an unclean stop."""
+    lock = _Path("lock")
+    """The lock file that keeps a second broker out."""
+    raft = _Path("raft")
+    """Folder of what is local to this replica."""
+    format = _Path("raft/format")
+    """How the log of this folder was written."""
+    anchor = _Path("raft/anchor")
+    """Where the log begins; missing while it begins at index 1."""
+    entry_index = _Path("raft/entryindex")
+    """Folder of the entry index."""
+    extent = _Path("raft/extent")
+    """Slot file: how far the log may have been written."""
+    truncation = _Path("raft/truncation")
+    """Slot file: a truncation under way."""
+    vote = _Path("raft/vote")
+    """Slot file: term and vote."""
+    commit_mark = _Path("raft/commit_mark")
+    """Slot file: the newest entry known to be committed and durable."""
+    identity = _Path("raft/identity")
+    """Cluster, group and incarnation of this replica."""
+    derived_lost = _Path("raft/derived_lost")
+    """While it is there, queues and key index are to be derived from the log again."""
+    doubt = _Path("raft/doubt")
+    """Why acknowledgements of this replica may be lost; missing while none may be."""
+    damage = _Path("raft/damage")
+    """Which entries are damaged and wait for their repair; missing while none is."""
+    snapshot = _Path("raft/snapshot")
+    """The tables as of the last checkpoint."""
+    install = _Path("raft/install")
+    """A leader's snapshot that is being installed; removed when the log has caught up with it."""
+    installation = _Path("raft/installation")
+    """Slot file: how far the installation of that snapshot has come."""
 
     def segment(self, base: int) -> str:
         """Return the path of the segment that starts at position *base*."""
-        return self._at("commitlog", file_name(base))
-
-    @property
-    def consumequeue(self) -> str:
-        """Folder of all queues; below it topic, then queue id."""
-        return self._at("consumequeue")
-
-    @property
-    def shared_units(self) -> str:
-        """Folder of the units that are in no file of their queue."""
-        return self._at("consumequeue.shared")
+        return posixpath.join(self.root, "commitlog", file_name(base))
 
     def consume_queue(self, topic: str, queue_id: int) -> str:
         """Return the folder of one queue. A topic has no slash in it."""
-        return self._at("consumequeue", topic, str(queue_id))
-
-    @property
-    def index(self) -> str:
-        """Folder of the key index files."""
-        return self._at("index")
-
-    @property
-    def key_index_mark(self) -> str:
-        """There while the key index lacks no key that a checkpoint covers."""
-        return self._at("raft", "keyindex")
-
-    @property
-    def checkpoint(self) -> str:
-        """The checkpoint file."""
-        return self._at("checkpoint")
-
-    @property
-    def abort(self) -> str:
-        """The abort file: there while a broker runs, left behind by an unclean stop."""
-        return self._at("abort")
-
-    @property
-    def lock(self) -> str:
-        """The lock file that keeps a second broker out."""
-        return self._at("lock")
-
-    @property
-    def raft(self) -> str:
-        """Folder of what is local to this replica."""
-        return self._at("raft")
-
-    @property
-    def format(self) -> str:
-        """How the log of this folder was written."""
-        return self._at("raft", "format")
-
-    @property
-    def anchor(self) -> str:
-        """Where the log begins; missing while it begins at index 1."""
-        return self._at("raft", "anchor")
-
-    @property
-    def entry_index(self) -> str:
-        """Folder of the entry index."""
-        return self._at("raft", "entryindex")
+        return posixpath.join(self.root, "consumequeue", topic, str(queue_id))
 
     def entry_index_file(self, first: int) -> str:
         """Return the path of the index file whose first unit is that of Raft index *first*."""
-        return self._at("raft", "entryindex", file_name(first))
-
-    @property
-    def extent(self) -> str:
-        """Slot file: how far the log may have been written."""
-        return self._at("raft", "extent")
-
-    @property
-    def truncation(self) -> str:
-        """Slot file: a truncation under way."""
-        return self._at("raft", "truncation")
-
-    @property
-    def vote(self) -> str:
-        """Slot file: term and vote."""
-        return self._at("raft", "vote")
-
-    @property
-    def commit_mark(self) -> str:
-        """Slot file: the newest entry known to be committed and durable."""
-        return self._at("raft", "commit_mark")
-
-    @property
-    def identity(self) -> str:
-        """Cluster, group and incarnation of this replica."""
-        return self._at("raft", "identity")
-
-    @property
-    def derived_lost(self) -> str:
-        """While it is there, queues and key index are to be derived from the log again."""
-        return self._at("raft", "derived_lost")
-
-    @property
-    def doubt(self) -> str:
-        """Why acknowledgements of this replica may be lost; missing while none may be."""
-        return self._at("raft", "doubt")
-
-    @property
-    def damage(self) -> str:
-        """Which entries are damaged and wait for their repair; missing while none is."""
-        return self._at("raft", "damage")
-
-    @property
-    def snapshot(self) -> str:
-        """The tables as of the last checkpoint."""
-        return self._at("raft", "snapshot")
-
-    @property
-    def install(self) -> str:
-        """A leader's snapshot that is being installed; removed when the log has caught up with
-        it."""
-        return self._at("raft", "install")
-
-    @property
-    def installation(self) -> str:
-        """Slot file: how far the installation of that snapshot has come."""
-        return self._at("raft", "installation")
+        return posixpath.join(self.root, "raft", "entryindex", file_name(first))

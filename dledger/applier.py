@@ -7,6 +7,7 @@ Where the disk is full nothing is applied until there is space: what is applied 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import structlog
@@ -58,6 +59,7 @@ APPLY_INTERVAL_S: Final = 0.1
 """Pause after an apply that nothing waited for: many entries together cost little more than one."""
 
 
+@dataclass(eq=False, repr=False)
 class Applier:
     """Applies the entries of one replica.
 
@@ -68,23 +70,17 @@ class Applier:
         wake: Set it when there may be something to apply; see `apply_soon`.
     """
 
-    def __init__(
-        self,
-        store: ReplicaStore,
-        node: RaftNode,
-        proposals: Proposals,
-        suspect: Callable[[int], bool],
-        clock: Clock,
-    ) -> None:
+    _store: ReplicaStore
+    _node: RaftNode
+    _proposals: Proposals
+    _suspect: Callable[[int], bool]
+    _clock: Clock
+
+    def __post_init__(self) -> None:
         self.on_applied: list[AppliedListener] = []
         self.on_units: list[Callable[[Sequence[QueueUnits]], None]] = []
         self.waiting_reads: list[Callable[[], int]] = []
         self.wake = Wakeup()
-        self._store = store
-        self._node = node
-        self._proposals = proposals
-        self._suspect = suspect
-        self._clock = clock
         self._hurry = Wakeup()
         self._lacks_space = False
 

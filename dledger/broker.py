@@ -15,7 +15,6 @@ from typing import Final
 import structlog
 import trio
 
-from dledger.accounts import BrokerAccounts
 from dledger.broker_errors import ChangePendingError, ChangeRefusedError, NotLeaderError
 from dledger.client.core.routes import NameServers
 from dledger.commitlog.consume_queue_store import MAX_OPEN_FILES
@@ -23,7 +22,7 @@ from dledger.commitlog.seams import Disk, UtcOffset, utc
 from dledger.commitlog.store_paths import StorePaths
 from dledger.group import Group
 from dledger.group_api import LeaderService
-from dledger.processors.access import AccessProcessor
+from dledger.processors.access import AccessProcessor, BrokerAccounts
 from dledger.processors.admin import BrokerConfigProcessor, LiveSettings
 from dledger.processors.handles import topic_of_message_at
 from dledger.processors.raft import MembershipChanges, RaftChangeProcessor
@@ -346,8 +345,8 @@ async def _run_parts(
         access = AccessProcessor(
             group,
             settings,
-            is_in_file=lambda name: accounts is not None and accounts.get(name) is not None,
-            invoke=client().invoke,  # it signs none: clients have signed them
+            lambda name: accounts is not None and accounts.get(name) is not None,
+            client().invoke,  # it signs none: clients have signed them
         )
         processors.topics.when_known = registration.when_known
         live = LiveSettings(config, group, retention, world.clock)
@@ -402,7 +401,7 @@ def _make_registration(
         settings,
         config.client,
         lambda: names.list.addresses,
-        clock=world.clock,
+        world.clock,
     )
     group.on_role_change.append(registration.role_changed)
     group.status_parts.append(registration.status)

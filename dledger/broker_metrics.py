@@ -95,37 +95,30 @@ class Readiness:
         return reasons
 
 
+@dataclass(eq=False, repr=False)
 class BrokerMetrics:
     """The metrics of one broker."""
 
-    def __init__(
-        self,
-        group: BrokerGroup,
-        processors: BrokerProcessors,
-        settings: BrokerSettings,
-        traffic: Traffic,
-        leaders: LeaderChanges,
-        *,
-        ports: ServerMetrics | None = None,
-        given_up_bytes: Mapping[str, int],
-        member: str,
-        clock: Clock,
-    ) -> None:
-        self._group = group
-        self._processors = processors
-        self._settings = settings
-        self._traffic = traffic
-        self._leaders = leaders
-        self._ports = ports
-        self._given_up_bytes = given_up_bytes
-        self._clock = clock
+    _group: BrokerGroup
+    _processors: BrokerProcessors
+    _settings: BrokerSettings
+    _traffic: Traffic
+    _leaders: LeaderChanges
+    _given_up_bytes: Mapping[str, int]
+    _member: str
+    _clock: Clock
+    _ports: ServerMetrics | None = None
+
+    def __post_init__(self) -> None:
         self._labels = {
-            "cluster": settings.broker.cluster_name,
+            "cluster": self._settings.broker.cluster_name,
             "node_type": "broker",
-            "node_id": settings.broker.broker_name,
+            "node_id": self._settings.broker.broker_name,
         }
-        self._member_labels = {**self._labels, "member": member}
-        self._topics = TopicMetrics(group, processors.offsets, traffic, clock)
+        self._member_labels = {**self._labels, "member": self._member}
+        self._topics = TopicMetrics(
+            self._group, self._processors.offsets, self._traffic, self._clock
+        )
         self._first_kept: _FirstKept | None = None
 
     def pieces(self) -> Iterator[str]:
@@ -286,7 +279,7 @@ class BrokerMetrics:
             ("rocketmq_rollback_messages_total", "rolled back", TransactionDecision.ROLLBACK),
         ):
             about = f"Transactions that were {about} while this member led."
-            yield Family(name, "counter", about), [({}, counts[decision])]
+            yield _counter(name, about, counts[decision])
 
     def _raft_families(self) -> Iterator[tuple[Family, Samples]]:
         group, status = self._group, self._group.status()
@@ -299,14 +292,13 @@ class BrokerMetrics:
         yield _gauge(
             "dledger_applied_index", "Newest entry that is applied.", group.state.applied_index
         )
-        yield (
-            Family("dledger_leader_changes_total", "counter", "Leaders this member learned of."),
-            [({}, self._leaders.total)],
+        yield _counter(
+            "dledger_leader_changes_total", "Leaders this member learned of.", self._leaders.total
         )
         for key in ("contradictions", "truncations", "installs"):
             if key in status:
                 name = f"dledger_{_COUNTERS[key][0]}_total"
-                yield Family(name, "counter", _COUNTERS[key][1]), [({}, int(status[key]))]
+                yield _counter(name, _COUNTERS[key][1], int(status[key]))
         yield from _peer_families(status, leads=leads)
         for key in (
             "doubtful",
@@ -328,21 +320,15 @@ class BrokerMetrics:
             "Pulls that found nothing and wait.",
             self._processors.pull.held_count,
         )
-        yield (
-            Family(
-                "dledger_transactions_given_up_total",
-                "counter",
-                "Transactions that had no decision in time while this member led.",
-            ),
-            [({}, self._processors.transactions.counts[TransactionDecision.GIVEN_UP])],
+        yield _counter(
+            "dledger_transactions_given_up_total",
+            "Transactions that had no decision in time while this member led.",
+            self._processors.transactions.counts[TransactionDecision.GIVEN_UP],
         )
-        yield (
-            Family(
-                "dledger_expired_messages_total",
-                "counter",
-                "Messages that reads passed over because their time to live was over.",
-            ),
-            [({}, self._processors.throughput.expired)],
+        yield _counter(
+            "dledger_expired_messages_total",
+            "Messages that reads passed over because their time to live was over.",
+            self._processors.throughput.expired,
         )
         yield _gauge(
             "dledger_disk_used_ratio",
@@ -403,9 +389,10 @@ def _service_families(counts: ServiceCounts) -> Iterator[tuple[Family, Samples]]
         ),
     ):
         yield Family(name, "counter", about), [({"service": key}, counted[key]) for key in counted]
-    yield (
-        Family("dledger_listener_failures_total", "counter", "Failures after an applied entry."),
-        [({}, counts.listener_failures)],
+    yield _counter(
+        "dledger_listener_failures_total",
+        "Failures after an applied entry.",
+        counts.listener_failures,
     )
 
 
@@ -437,13 +424,10 @@ def _loop_families(status: Mapping[str, Any]) -> Iterator[tuple[Family, Samples]
         "Longest turn of the event loop in the last minute: nothing else ran meanwhile.",
         loop.get("last_minute_ms", 0.0) / 1000,
     )
-    yield (
-        Family(
-            "dledger_event_loop_stalls_total",
-            "counter",
-            "Turns of the event loop that took more than 50 ms.",
-        ),
-        [({}, loop.get("stalls", 0))],
+    yield _counter(
+        "dledger_event_loop_stalls_total",
+        "Turns of the event loop that took more than 50 ms.",
+        loop.get("stalls", 0),
     )
 
 
@@ -451,6 +435,10 @@ def _gauge(
     name: str, about: str, value: float, labels: Mapping[str, str] | None = None
 ) -> tuple[Family, Samples]:
     return Family(name, "gauge", about), [(labels or {}, value)]
+
+
+def _counter(name: str, about: str, value: float) -> tuple[Family, Samples]:
+    return Family(name, "counter", about), [({}, value)]
 
 
 def _client_labels(language: str, version: int) -> dict[str, str]:

@@ -12,6 +12,7 @@ from the log, a few entries at a time, until the index is as far as apply.
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Mapping
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
@@ -369,6 +370,7 @@ class QueueRepair:
                     queue.put_again(low, units[low - first : high - first])
 
 
+@dataclass(eq=False, repr=False)
 class DerivedFiles:
     """The consume queues and the key index.
 
@@ -379,22 +381,14 @@ class DerivedFiles:
             this start, and the replay makes all of them, or files of theirs were made again.
     """
 
-    def __init__(
-        self,
-        disk: Disk,
-        paths: StorePaths,
-        settings: StoreTable,
-        on_behind: Callable[[], object],
-        *,
-        max_open_files: int,
-        utc_offset: UtcOffset,
-    ) -> None:
-        self._disk = disk
-        self._paths = paths
-        self._settings = settings
-        self._max_open_files = max_open_files
-        self._utc_offset = utc_offset
-        self._on_behind = on_behind
+    _disk: Disk
+    _paths: StorePaths
+    _settings: StoreTable
+    _on_behind: Callable[[], object]
+    _max_open_files: int
+    _utc_offset: UtcOffset
+
+    def __post_init__(self) -> None:
         self.begun_later: set[QueueKey] = set()
         self._saved_begins: dict[QueueKey, int] = {}
         """Begins of such queues as the newest checkpoint has them."""

@@ -7,6 +7,7 @@ is made again here and now, and one that went with its topic stands for a queue 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
 
@@ -24,22 +25,15 @@ REPAIR_STEP_BYTES: Final = 16 << 20
 """Entries read in one go for units that cannot wait."""
 
 
+@dataclass(eq=False, repr=False)
 class FloorPass:
     """One floor, moved by one entry."""
 
-    def __init__(
-        self,
-        log: EntryLog,
-        derived: DerivedFiles,
-        delays: Mapping[int, int],
-        index: int,
-        floor: int,
-    ) -> None:
-        self._log = log
-        self._derived = derived
-        self._delays = delays
-        self._index = index
-        self._floor = floor
+    _log: EntryLog
+    _derived: DerivedFiles
+    _delays: Mapping[int, int]
+    _index: int
+    _floor: int
 
     def first_kept(self, topic: str, queue_id: int, bounds: QueueBounds) -> tuple[int, int]:
         """Return what `DerivedFiles.first_kept` does.

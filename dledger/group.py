@@ -109,33 +109,16 @@ class Group(Proposals):
         self.node.owner.may_lead = lambda: not store.refilling
         # One at a time: a checkpoint and the installation of a snapshot write the same files.
         store_lock = trio.Lock()
-        self.scrub = ScrubService(
-            store,
-            self.node,
-            clock=clock,
-            executor=executor,
-            lock=store_lock,
-        )
+        self.scrub = ScrubService(store, self.node, clock, executor, store_lock)
         self.maintenance = Maintenance(
-            store,
-            self.node,
-            self.scrub,
-            settings,
-            self.kick,
-            store_lock=store_lock,
-            clock=clock,
-            executor=executor,
+            store, self.node, self.scrub, settings, self.kick, store_lock, clock, executor
         )
         self._applier = Applier(store, self.node, self, self.scrub.suspect, clock)
         self.on_applied = self._applier.on_applied
         self.on_units = self._applier.on_units
         self.waiting_reads = self._applier.waiting_reads
         self._derived_repair = DerivedRepair(
-            store,
-            clock=clock,
-            executor=executor,
-            lock=store_lock,
-            can_be_repaired=lambda: bool(self.node.roster.other_voters),
+            store, clock, executor, store_lock, lambda: bool(self.node.roster.other_voters)
         )
         self._links = Links(self.node, network=network, clock=clock, rng=rng, executor=executor)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
@@ -53,6 +54,7 @@ def _applied_members(tables: StateTables) -> Members | None:
     return Members.decode(tables.members_body) if tables.members_index else None
 
 
+@dataclass(eq=False, repr=False)
 class Maintenance:
     """Maintains the files of one replica.
 
@@ -61,33 +63,23 @@ class Maintenance:
         store_lock: Held while the store is written: one checkpoint or installation at a time.
     """
 
-    def __init__(
-        self,
-        store: ReplicaStore,
-        node: RaftNode,
-        scrub: ScrubService,
-        settings: RaftTable,
-        kick: Callable[[], None],
-        *,
-        store_lock: trio.Lock,
-        clock: Clock,
-        executor: Executor,
-    ) -> None:
+    _store: ReplicaStore
+    _node: RaftNode
+    _scrub: ScrubService
+    _settings: RaftTable
+    _kick: Callable[[], None]
+    _store_lock: trio.Lock
+    _clock: Clock
+    _executor: Executor
+
+    def __post_init__(self) -> None:
         self.reserve_wake = Wakeup()
-        self._store = store
-        self._node = node
-        self._scrub = scrub
-        self._settings = settings
-        self._kick = kick
-        self._store_lock = store_lock
-        self._clock = clock
-        self._executor = executor
         self._install_wake = Wakeup()
         self._snapshot: tuple[str, bytes] | None = None
-        node.owner.take_snapshot = self.take_snapshot
-        node.owner.on_snapshot = self._on_snapshot
-        scrub.on_config_repaired = self._on_repaired
-        store.log.on_unreadable = self._on_unreadable
+        self._node.owner.take_snapshot = self.take_snapshot
+        self._node.owner.on_snapshot = self._on_snapshot
+        self._scrub.on_config_repaired = self._on_repaired
+        self._store.log.on_unreadable = self._on_unreadable
 
     async def allocate_ahead(self) -> None:
         """Allocate the next segment when it is asked for, until cancelled."""

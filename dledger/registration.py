@@ -183,28 +183,21 @@ class _Waiting:
     then: Callable[[], None]
 
 
+@dataclass(eq=False, repr=False)
 class Registration:
     """Keeps this broker registered."""
 
-    def __init__(
-        self,
-        group: BrokerGroup,
-        client: RemotingClient,
-        broker: BrokerSettings,
-        settings: ClientTable,
-        name_servers: Callable[[], Sequence[str]],
-        *,
-        clock: Clock,
-    ) -> None:
-        self._group = group
-        self._client = client
-        self._broker = broker
-        self.settings = settings
-        self._name_servers = name_servers
-        self._clock = clock
+    _group: BrokerGroup
+    _client: RemotingClient
+    _broker: BrokerSettings
+    settings: ClientTable
+    _name_servers: Callable[[], Sequence[str]]
+    _clock: Clock
+
+    def __post_init__(self) -> None:
         self._known: dict[str, _NameServer] = {}
-        self._topics_counter = group.state.topics_counter
-        self._topics = TopicTable(group)
+        self._topics_counter = self._group.state.topics_counter
+        self._topics = TopicTable(self._group)
         self._nursery: trio.Nursery | None = None
         # One for each change of topics that is stored and not answered yet: handlers limit them.
         self._waiting: list[_Waiting] = []

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
@@ -58,6 +59,7 @@ COMPLETION: Final = "key index"
 """Name under which the executor measures the flush at the end."""
 
 
+@dataclass(eq=False, repr=False)
 class DerivedRepair:
     """Puts missing units and keys, on every replica, whatever its role.
 
@@ -66,22 +68,15 @@ class DerivedRepair:
         can_be_repaired: Whether another member may have a copy of a damaged entry.
     """
 
-    def __init__(
-        self,
-        store: ReplicaStore,
-        *,
-        clock: Clock,
-        executor: Executor,
-        lock: trio.Lock,
-        can_be_repaired: Callable[[], bool],
-    ) -> None:
-        self._store = store
-        self._clock = clock
-        self._executor = executor
-        self._lock = lock
-        self._can_be_repaired = can_be_repaired
+    _store: ReplicaStore
+    _clock: Clock
+    _executor: Executor
+    _lock: trio.Lock
+    _can_be_repaired: Callable[[], bool]
+
+    def __post_init__(self) -> None:
         self._wake = Wakeup()
-        store.on_derived_behind = self._wake.set
+        self._store.on_derived_behind = self._wake.set
         self._wake.set()
 
     async def run(self) -> None:
@@ -152,6 +147,7 @@ def pace(log_bytes: int, bytes_per_s: int) -> tuple[int, float]:
     return piece, piece / rate
 
 
+@dataclass(eq=False, repr=False)
 class ScrubService:
     """Finds damage and repairs it, on every replica, whatever its role.
 
@@ -159,24 +155,17 @@ class ScrubService:
         lock: Held while the log is replaced or a checkpoint is written.
     """
 
-    def __init__(
-        self,
-        store: ReplicaStore,
-        node: RaftNode,
-        *,
-        clock: Clock,
-        executor: Executor,
-        lock: trio.Lock,
-    ) -> None:
-        self._store = store
-        self._node = node
-        self._clock = clock
-        self._executor = executor
-        self._lock = lock
+    _store: ReplicaStore
+    _node: RaftNode
+    _clock: Clock
+    _executor: Executor
+    _lock: trio.Lock
+
+    def __post_init__(self) -> None:
         self._next_index = 1
         self._wake = Wakeup()
         self._answer: memoryview | None = None
-        self._repair = Repair(node.settings.election_timeout_s)
+        self._repair = Repair(self._node.settings.election_timeout_s)
         self.passes = 0
         self.checked_bytes = 0
         self.found = 0
@@ -184,9 +173,9 @@ class ScrubService:
         self.files_differing = 0
         self._pages_lost = 0
         self.on_config_repaired: Callable[[], None] = lambda: None
-        node.owner.on_suspect = self.suspect
-        node.owner.on_fetched = self._on_fetched
-        if len(store.log.damaged):
+        self._node.owner.on_suspect = self.suspect
+        self._node.owner.on_fetched = self._on_fetched
+        if len(self._store.log.damaged):
             self._wake.set()
 
     def status(self) -> dict[str, Any]:

@@ -16,9 +16,9 @@ from dledger.group import Group
 from dledger.processors.handles import codes_of
 from dledger.processors.pull import PullProcessor
 from dledger.processors.wiring import BrokerProcessors
+from dledger.remoting.handling import OnAnswer
 from dledger.remoting.memory_budget import MemoryBudget
 from dledger.remoting.metrics import MetricsServer, ServerMetrics
-from dledger.remoting.processor import OnAnswer
 from dledger.remoting.processor_table import ProcessorTable
 from dledger.remoting.seams import Clock, Network, ServerTls
 from dledger.remoting.server import RemotingServer
@@ -29,7 +29,7 @@ from dledger.settings.parts import BrokerSettings, server_limits
 
 log = structlog.get_logger(__name__)
 
-PULLS: Final = codes_of(PullProcessor)
+PULLS: Final = codes_of([PullProcessor])
 """What the VIP channel does not answer, as in RocketMQ."""
 
 FAST_SHARE: Final = 4
@@ -101,10 +101,10 @@ async def serve_metrics(
         settings,
         traffic,
         leaders,
-        ports=ports,
-        given_up_bytes=retention.given_up_bytes,
-        member=config.raft.self_id,
-        clock=clock,
+        retention.given_up_bytes,
+        config.raft.self_id,
+        clock,
+        ports,
     )
     server = MetricsServer(network, metrics.pieces, Readiness(group).not_ready)
     if not await server.serve_if_free(nursery, *wanted, "metrics.listen_port"):

@@ -119,12 +119,7 @@ class ReplicaStore:
         self.on_derived_behind: Callable[[], object] = lambda: None
         """Called when units or keys of applied entries are to be put again."""
         self.derived = DerivedFiles(
-            disk,
-            self.paths,
-            settings,
-            self._note_derived_behind,
-            max_open_files=queue_files_max,
-            utc_offset=utc_offset,
+            disk, self.paths, settings, self._note_derived_behind, queue_files_max, utc_offset
         )
         self._refer_to_derived()
         self.derived_index = self.log.first_index - 1

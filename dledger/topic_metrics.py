@@ -9,13 +9,13 @@ Spec: docs/operate/metrics.md; names and labels are RocketMQ's.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass
 from itertools import islice
 from typing import Final, TypeVar
 
 from dledger.commitlog.errors import StoreError
 from dledger.commitlog.properties import SCHEDULE_TOPIC, TIMER_TOPIC
-from dledger.group_api import BrokerGroup
-from dledger.processors.store_times import store_time_at
+from dledger.group_api import BrokerGroup, store_time_at
 from dledger.processors.topics import TYPE_ATTRIBUTE
 from dledger.remoting.metrics import Family, Sample
 from dledger.remoting.protocol.topic_names import DLQ_PREFIX, HALF_TOPIC, RETRY_PREFIX, is_reserved
@@ -54,16 +54,16 @@ T = TypeVar("T")
 Samples = Iterable[Sample | None]
 
 
+@dataclass(eq=False, repr=False)
 class TopicMetrics:
     """The metrics of one broker that have topics or consumer groups in their labels."""
 
-    def __init__(
-        self, group: BrokerGroup, offsets: OffsetCommits, traffic: Traffic, clock: Clock
-    ) -> None:
-        self._group = group
-        self._offsets = offsets
-        self._traffic = traffic
-        self._clock = clock
+    _group: BrokerGroup
+    _offsets: OffsetCommits
+    _traffic: Traffic
+    _clock: Clock
+
+    def __post_init__(self) -> None:
         self._first_waiting: dict[tuple[str, int, int], int] = {}
 
     def traffic_families(self, left_out: dict[str, int]) -> Iterator[tuple[Family, Samples]]:

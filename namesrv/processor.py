@@ -9,7 +9,8 @@ Spec: docs/internals/protocol/remoting.md, section 12.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Final
+from functools import partial
+from typing import Any, Final, NamedTuple, TypeVar
 
 import msgspec
 import structlog
@@ -25,6 +26,7 @@ from dledger.namesrv.registration import (
     Registration,
     decode_register_body,
 )
+from dledger.remoting.access.accounts import ADMIN, SIGNED, Rule
 from dledger.remoting.access.audit import Subject, fields_of
 from dledger.remoting.connection import Connection
 from dledger.remoting.errors import BadRequestError
@@ -56,7 +58,7 @@ from dledger.remoting.protocol.headers import (
     QueryDataVersionResponseHeader,
     RegisterBrokerHeader,
     RegisterBrokerResponseHeader,
-    RegisterTopicHeader,
+    TopicHeader,
     TopicsByClusterHeader,
     WipeWritePermResponseHeader,
 )
@@ -91,6 +93,40 @@ def subject_of(command: RemotingCommand) -> Subject:
     return fields_of(command, SUBJECT_FIELDS)
 
 
+class Served(NamedTuple):
+    """How a request is answered, what it must be allowed, and whether it is an administrative act.
+
+    An act changes the routes of everybody, and gets an audit line: without access control it comes
+    from the NameServer's own machine, unless `server.open_admin` is on.
+    """
+
+    answer: Callable[[Any, Connection, RemotingCommand], RemotingCommand]
+    rule: Rule
+    is_act: bool
+
+
+SERVED: Final[dict[RequestCode, Served]] = {}
+"""RocketMQ's NameServers check nothing. With access control here, a client that asks for routes
+signs, and one that changes what all clients are sent is an administrator: brokers register with
+such an account, for with that right one may send clients anywhere. What brokers send by themselves
+is no act: registrations, that of a single topic (REGISTER_TOPIC_IN_NAMESRV) among them, and
+heartbeats; the route table decides about these."""
+
+HandlerT = TypeVar("HandlerT", bound=Callable[..., RemotingCommand])
+
+
+def serves(
+    code: RequestCode, rule: Rule, *, is_act: bool = False
+) -> Callable[[HandlerT], HandlerT]:
+    """Declare that a method of `NameServerProcessor` answers requests with *code*."""
+
+    def declare(method: HandlerT) -> HandlerT:
+        SERVED[code] = Served(method, rule, is_act)
+        return method
+
+    return declare
+
+
 class NameServerProcessor:
     """Answers every request code a NameServer has."""
 
@@ -103,31 +139,7 @@ class NameServerProcessor:
 
     def handlers(self) -> dict[RequestCode, SyncHandler]:
         """Return the handler of each request code."""
-        return {
-            RequestCode.GET_ROUTEINFO_BY_TOPIC: self.get_route_info,
-            RequestCode.REGISTER_BROKER: self.register_broker,
-            RequestCode.UNREGISTER_BROKER: self.unregister_broker,
-            RequestCode.BROKER_HEARTBEAT: self.broker_heartbeat,
-            RequestCode.QUERY_DATA_VERSION: self.query_data_version,
-            RequestCode.GET_BROKER_MEMBER_GROUP: self.get_broker_member_group,
-            RequestCode.GET_BROKER_CLUSTER_INFO: self.get_broker_cluster_info,
-            RequestCode.WIPE_WRITE_PERM_OF_BROKER: self.wipe_write_perm,
-            RequestCode.ADD_WRITE_PERM_OF_BROKER: self.add_write_perm,
-            RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER: self.get_all_topics,
-            RequestCode.GET_TOPICS_BY_CLUSTER: self.get_topics_by_cluster,
-            RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_NS: self.get_system_topics,
-            RequestCode.GET_UNIT_TOPIC_LIST: self.get_unit_topics,
-            RequestCode.GET_HAS_UNIT_SUB_TOPIC_LIST: self.get_unit_sub_topics,
-            RequestCode.GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST: self.get_unit_sub_ununit_topics,
-            RequestCode.DELETE_TOPIC_IN_NAMESRV: self.delete_topic,
-            RequestCode.REGISTER_TOPIC_IN_NAMESRV: self.register_topic,
-            RequestCode.PUT_KV_CONFIG: self.put_kv_config,
-            RequestCode.GET_KV_CONFIG: self.get_kv_config,
-            RequestCode.DELETE_KV_CONFIG: self.delete_kv_config,
-            RequestCode.GET_KVLIST_BY_NAMESPACE: self.get_kv_list,
-            RequestCode.UPDATE_NAMESRV_CONFIG: self.update_config,
-            RequestCode.GET_NAMESRV_CONFIG: self.get_config,
-        }
+        return {code: partial(served.answer, self) for code, served in SERVED.items()}
 
     def scan(self) -> None:
         """Remove silent brokers and close connections that served no other broker."""
@@ -143,6 +155,7 @@ class NameServerProcessor:
 
     # Routes
 
+    @serves(RequestCode.GET_ROUTEINFO_BY_TOPIC, SIGNED)
     def get_route_info(self, _connection: Connection, asked: RemotingCommand) -> RemotingCommand:
         """GET_ROUTEINFO_BY_TOPIC: the encoded route, or 17."""
         header = GetRouteInfoHeader.decode(asked.ext)
@@ -162,6 +175,7 @@ class NameServerProcessor:
                 ext = {GROUP_IDENTITIES_FIELD: msgspec.json.encode(stated).decode()}
         return response_to(asked, ext=ext, body=body)
 
+    @serves(RequestCode.GET_BROKER_CLUSTER_INFO, SIGNED)
     def get_broker_cluster_info(
         self, _connection: Connection, asked: RemotingCommand
     ) -> RemotingCommand:
@@ -171,6 +185,7 @@ class NameServerProcessor:
         ext = {REFUSED_BROKERS_FIELD: refused} if routes.refused else None
         return response_to(asked, ext=ext, body=routes.cluster_info().encode())
 
+    @serves(RequestCode.GET_BROKER_MEMBER_GROUP, SIGNED)
     def get_broker_member_group(
         self, _connection: Connection, asked: RemotingCommand
     ) -> RemotingCommand:
@@ -181,6 +196,7 @@ class NameServerProcessor:
 
     # Brokers
 
+    @serves(RequestCode.REGISTER_BROKER, ADMIN)
     def register_broker(self, connection: Connection, asked: RemotingCommand) -> RemotingCommand:
         """REGISTER_BROKER: enter or refresh a broker; a follower learns its leader's addresses."""
         header = RegisterBrokerHeader.decode(asked.ext)
@@ -228,7 +244,7 @@ class NameServerProcessor:
             takes_differences=True if header.group_identity else None,
             needs_all=result.needs_all or None,
         )
-        return response_to(asked, ext=dict(response.encode()), body=self._order_topics())
+        return response_to(asked, ext=response.encode(), body=self._order_topics())
 
     def _registered(self, registration: Registration) -> RegisterResult:
         routes, now_ms = self._name_server.routes, self._now_ms()
@@ -257,6 +273,7 @@ class NameServerProcessor:
             routes.refused.forget(name, addr)
         return result
 
+    @serves(RequestCode.UNREGISTER_BROKER, ADMIN)
     def unregister_broker(self, connection: Connection, asked: RemotingCommand) -> RemotingCommand:
         """UNREGISTER_BROKER: remove a broker that stops."""
         header = BrokerHeader.decode(asked.ext)
@@ -277,6 +294,7 @@ class NameServerProcessor:
         )
         return response_to(asked)
 
+    @serves(RequestCode.BROKER_HEARTBEAT, ADMIN)
     def broker_heartbeat(self, connection: Connection, asked: RemotingCommand) -> RemotingCommand:
         """BROKER_HEARTBEAT: liveness only."""
         header = BrokerHeartbeatHeader.decode(asked.ext)
@@ -288,6 +306,7 @@ class NameServerProcessor:
         )
         return response_to(asked)
 
+    @serves(RequestCode.QUERY_DATA_VERSION, ADMIN)
     def query_data_version(self, connection: Connection, asked: RemotingCommand) -> RemotingCommand:
         """QUERY_DATA_VERSION: must the broker register, or is its topic table known?"""
         header = BrokerHeader.decode(asked.ext)
@@ -302,18 +321,20 @@ class NameServerProcessor:
         )
         return response_to(
             asked,
-            ext=dict(QueryDataVersionResponseHeader(changed=changed).encode()),
+            ext=QueryDataVersionResponseHeader(changed=changed).encode(),
             body=stored.encode() if stored is not None else b"",
         )
 
     # Topics
 
+    @serves(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER, SIGNED)
     def get_all_topics(self, _connection: Connection, asked: RemotingCommand) -> RemotingCommand:
         """GET_ALL_TOPIC_LIST_FROM_NAMESERVER."""
         if not self._name_server.config.namesrv.enable_all_topic_list:
             return response_to(asked, ResponseCode.SYSTEM_ERROR, "disable")
         return _answer_topics(asked, self._name_server.routes.all_topics())
 
+    @serves(RequestCode.GET_TOPICS_BY_CLUSTER, SIGNED)
     def get_topics_by_cluster(
         self, _connection: Connection, asked: RemotingCommand
     ) -> RemotingCommand:
@@ -321,21 +342,25 @@ class NameServerProcessor:
         header = TopicsByClusterHeader.decode(asked.ext)
         return _answer_topics(asked, self._name_server.routes.topics_of_cluster(header.cluster))
 
+    @serves(RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_NS, SIGNED)
     def get_system_topics(self, _connection: Connection, asked: RemotingCommand) -> RemotingCommand:
         """GET_SYSTEM_TOPIC_LIST_FROM_NS: names of clusters and brokers, and some address."""
         names, addr = self._name_server.routes.system_topics()
         return _answer_body(asked, TopicList(topic_list=names, broker_addr=addr or None))
 
+    @serves(RequestCode.GET_UNIT_TOPIC_LIST, SIGNED)
     def get_unit_topics(self, _connection: Connection, asked: RemotingCommand) -> RemotingCommand:
         """GET_UNIT_TOPIC_LIST."""
         return _answer_topics(asked, self._name_server.routes.unit_topics(unit=True, unit_sub=None))
 
+    @serves(RequestCode.GET_HAS_UNIT_SUB_TOPIC_LIST, SIGNED)
     def get_unit_sub_topics(
         self, _connection: Connection, asked: RemotingCommand
     ) -> RemotingCommand:
         """GET_HAS_UNIT_SUB_TOPIC_LIST."""
         return _answer_topics(asked, self._name_server.routes.unit_topics(unit=None, unit_sub=True))
 
+    @serves(RequestCode.GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST, SIGNED)
     def get_unit_sub_ununit_topics(
         self, _connection: Connection, asked: RemotingCommand
     ) -> RemotingCommand:
@@ -344,6 +369,7 @@ class NameServerProcessor:
             asked, self._name_server.routes.unit_topics(unit=False, unit_sub=True)
         )
 
+    @serves(RequestCode.DELETE_TOPIC_IN_NAMESRV, ADMIN, is_act=True)
     def delete_topic(self, _connection: Connection, asked: RemotingCommand) -> RemotingCommand:
         """DELETE_TOPIC_IN_NAMESRV: take a topic out of the route."""
         header = DeleteTopicInNamesrvHeader.decode(asked.ext)
@@ -351,9 +377,10 @@ class NameServerProcessor:
         _log.info("topic_deleted", topic=header.topic, cluster=header.cluster_name)
         return response_to(asked)
 
+    @serves(RequestCode.REGISTER_TOPIC_IN_NAMESRV, ADMIN)
     def register_topic(self, connection: Connection, asked: RemotingCommand) -> RemotingCommand:
         """REGISTER_TOPIC_IN_NAMESRV: enter a topic on registered brokers."""
-        header = RegisterTopicHeader.decode(asked.ext)
+        header = TopicHeader.decode(asked.ext)
         route = TopicRouteData.decode(asked.body) if asked.body else TopicRouteData()
         number = self._number_if_any(connection)
         entered = self._name_server.routes.register_topic(
@@ -362,26 +389,25 @@ class NameServerProcessor:
         _log.info("topic_registered" if entered else "topic_not_registered", topic=header.topic)
         return response_to(asked)
 
+    @serves(RequestCode.WIPE_WRITE_PERM_OF_BROKER, ADMIN, is_act=True)
     def wipe_write_perm(self, _connection: Connection, asked: RemotingCommand) -> RemotingCommand:
         """WIPE_WRITE_PERM_OF_BROKER: producers leave the broker."""
         name = BrokerNameHeader.decode(asked.ext).broker_name
         count = self._name_server.routes.wipe_write_perm(name)
         _log.info("write_perm_wiped", broker_name=name, topics=count)
-        return response_to(
-            asked, ext=dict(WipeWritePermResponseHeader(wipe_topic_count=count).encode())
-        )
+        return response_to(asked, ext=WipeWritePermResponseHeader(wipe_topic_count=count).encode())
 
+    @serves(RequestCode.ADD_WRITE_PERM_OF_BROKER, ADMIN, is_act=True)
     def add_write_perm(self, _connection: Connection, asked: RemotingCommand) -> RemotingCommand:
         """ADD_WRITE_PERM_OF_BROKER: producers may come back."""
         name = BrokerNameHeader.decode(asked.ext).broker_name
         count = self._name_server.routes.add_write_perm(name)
         _log.info("write_perm_added", broker_name=name, topics=count)
-        return response_to(
-            asked, ext=dict(AddWritePermResponseHeader(add_topic_count=count).encode())
-        )
+        return response_to(asked, ext=AddWritePermResponseHeader(add_topic_count=count).encode())
 
     # Key-value configuration
 
+    @serves(RequestCode.PUT_KV_CONFIG, ADMIN, is_act=True)
     def put_kv_config(self, _connection: Connection, asked: RemotingCommand) -> RemotingCommand:
         """PUT_KV_CONFIG: durable when answered."""
         header = PutKvConfigHeader.decode(asked.ext)
@@ -389,6 +415,7 @@ class NameServerProcessor:
         _log.info("kv_config_put", namespace=header.namespace, key=header.key)
         return response_to(asked)
 
+    @serves(RequestCode.GET_KV_CONFIG, SIGNED)
     def get_kv_config(self, _connection: Connection, asked: RemotingCommand) -> RemotingCommand:
         """GET_KV_CONFIG: the value, or 22."""
         header = KvConfigHeader.decode(asked.ext)
@@ -396,8 +423,9 @@ class NameServerProcessor:
         if value is None:
             remark = f"No config item, Namespace: {header.namespace} Key: {header.key}"
             return response_to(asked, ResponseCode.QUERY_NOT_FOUND, remark)
-        return response_to(asked, ext=dict(GetKvConfigResponseHeader(value=value).encode()))
+        return response_to(asked, ext=GetKvConfigResponseHeader(value=value).encode())
 
+    @serves(RequestCode.DELETE_KV_CONFIG, ADMIN, is_act=True)
     def delete_kv_config(self, _connection: Connection, asked: RemotingCommand) -> RemotingCommand:
         """DELETE_KV_CONFIG: durable when answered; missing is fine."""
         header = KvConfigHeader.decode(asked.ext)
@@ -405,6 +433,7 @@ class NameServerProcessor:
         _log.info("kv_config_deleted", namespace=header.namespace, key=header.key)
         return response_to(asked)
 
+    @serves(RequestCode.GET_KVLIST_BY_NAMESPACE, SIGNED)
     def get_kv_list(self, _connection: Connection, asked: RemotingCommand) -> RemotingCommand:
         """GET_KVLIST_BY_NAMESPACE: all of a namespace, or 22."""
         header = KvNamespaceHeader.decode(asked.ext)
@@ -416,6 +445,7 @@ class NameServerProcessor:
 
     # Settings
 
+    @serves(RequestCode.UPDATE_NAMESRV_CONFIG, ADMIN, is_act=True)
     def update_config(self, connection: Connection, asked: RemotingCommand) -> RemotingCommand:
         """UPDATE_NAMESRV_CONFIG: change settings until the next start, all of them or none."""
         changes = read_properties(_text_body(asked))
@@ -429,6 +459,7 @@ class NameServerProcessor:
             _log.warning("setting_changes_nothing", text=note)
         return response_to(asked, 0, "; ".join(notes) or None)
 
+    @serves(RequestCode.GET_NAMESRV_CONFIG, ADMIN)
     def get_config(self, _connection: Connection, asked: RemotingCommand) -> RemotingCommand:
         """GET_NAMESRV_CONFIG: all settings under RocketMQ's names."""
         return response_to(asked, body=self._name_server.settings_text().encode())

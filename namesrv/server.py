@@ -12,14 +12,14 @@ import trio
 from dledger.commitlog.seams import Disk
 from dledger.namesrv.config import NamesrvConfig, NamesrvTable, ServerTable
 from dledger.namesrv.name_server import NameServer
-from dledger.namesrv.processor import NameServerProcessor, subject_of
+from dledger.namesrv.processor import SERVED, NameServerProcessor, subject_of
 from dledger.namesrv.route_table import RouteInfoManager
 from dledger.remoting.access.account_file import AccountStore
-from dledger.remoting.access.accounts import ADMIN, SIGNED, Rule
 from dledger.remoting.access.audit import audited
 from dledger.remoting.access.gate import processor_table
 from dledger.remoting.certificates import Certificates
 from dledger.remoting.connection_limits import ConnectionLimits
+from dledger.remoting.handling import Limiter
 from dledger.remoting.memory_budget import BudgetLimits, MemoryBudget, budget_bytes
 from dledger.remoting.metrics import (
     Family,
@@ -30,8 +30,7 @@ from dledger.remoting.metrics import (
     family_text,
     load_library,
 )
-from dledger.remoting.processor import Limiter
-from dledger.remoting.protocol.codes import NAMESRV_RESERVED, RequestCode
+from dledger.remoting.protocol.codes import NAMESRV_RESERVED
 from dledger.remoting.seams import Clock, Executor, Network, Rng
 from dledger.remoting.server import RemotingServer, ServerLimits
 
@@ -42,52 +41,11 @@ the limit is for those that will not."""
 DEFAULT_MEMORY_BYTES: Final = 1 << 30
 """For a caller that does not know how much memory there is: a quarter of it is 256 MiB."""
 
-NAMESRV_RULES: Final[dict[int, Rule]] = {
-    RequestCode.GET_ROUTEINFO_BY_TOPIC: SIGNED,
-    RequestCode.GET_BROKER_CLUSTER_INFO: SIGNED,
-    RequestCode.GET_BROKER_MEMBER_GROUP: SIGNED,
-    RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER: SIGNED,
-    RequestCode.GET_TOPICS_BY_CLUSTER: SIGNED,
-    RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_NS: SIGNED,
-    RequestCode.GET_UNIT_TOPIC_LIST: SIGNED,
-    RequestCode.GET_HAS_UNIT_SUB_TOPIC_LIST: SIGNED,
-    RequestCode.GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST: SIGNED,
-    RequestCode.GET_KV_CONFIG: SIGNED,
-    RequestCode.GET_KVLIST_BY_NAMESPACE: SIGNED,
-    # A broker registers for a group: with that right it may send clients anywhere.
-    RequestCode.REGISTER_BROKER: ADMIN,
-    RequestCode.UNREGISTER_BROKER: ADMIN,
-    RequestCode.BROKER_HEARTBEAT: ADMIN,
-    RequestCode.QUERY_DATA_VERSION: ADMIN,
-    RequestCode.WIPE_WRITE_PERM_OF_BROKER: ADMIN,
-    RequestCode.ADD_WRITE_PERM_OF_BROKER: ADMIN,
-    RequestCode.DELETE_TOPIC_IN_NAMESRV: ADMIN,
-    RequestCode.REGISTER_TOPIC_IN_NAMESRV: ADMIN,
-    RequestCode.PUT_KV_CONFIG: ADMIN,
-    RequestCode.DELETE_KV_CONFIG: ADMIN,
-    RequestCode.UPDATE_NAMESRV_CONFIG: ADMIN,
-    RequestCode.GET_NAMESRV_CONFIG: ADMIN,
-}
-"""What each request must be allowed to do. RocketMQ's NameServers check nothing. With access
-control here, a client that asks for routes signs, and one that changes what all clients are sent
-is an administrator: brokers register with such an account."""
+NAMESRV_RULES: Final = {int(code): served.rule for code, served in SERVED.items()}
+"""What each request must be allowed to do."""
 
-LOCAL_ADMIN: Final = frozenset(
-    {
-        RequestCode.WIPE_WRITE_PERM_OF_BROKER,
-        RequestCode.ADD_WRITE_PERM_OF_BROKER,
-        RequestCode.DELETE_TOPIC_IN_NAMESRV,
-        RequestCode.PUT_KV_CONFIG,
-        RequestCode.DELETE_KV_CONFIG,
-        RequestCode.UPDATE_NAMESRV_CONFIG,
-    }
-)
-"""They change the routes of everybody: without access control they come from the NameServer's own
-machine, unless `server.open_admin` is on. Registrations are decided about by the route table."""
-
-ADMINISTRATIVE: Final = LOCAL_ADMIN
-"""Each of them gets an audit line. What brokers send by themselves gets none: registrations, that
-of a single topic (REGISTER_TOPIC_IN_NAMESRV) among them, and heartbeats."""
+LOCAL_ADMIN: Final = frozenset(code for code, served in SERVED.items() if served.is_act)
+"""The administrative acts."""
 
 _log = structlog.get_logger()
 
@@ -129,7 +87,7 @@ async def serve_namesrv(
     )
     limiter = Limiter("namesrv", MAX_OPEN_REQUESTS)
     for code, handler in processor.handlers().items():
-        is_act = code in ADMINISTRATIVE
+        is_act = code in LOCAL_ADMIN
         processors.register(
             code, audited(code, handler, subject_of) if is_act else handler, limiter
         )

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import ssl
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Final
 
 import trio
@@ -188,31 +186,3 @@ class RemotingClient:
         self._closed = True
         for connection in list(self._connections.values()):
             connection.close("client closed")
-
-
-@asynccontextmanager
-async def open_client(
-    network: Network,
-    processors: ProcessorTable | None = None,
-    *,
-    limits: ConnectionLimits = DEFAULT_LIMITS,
-    connect_timeout_s: float = CONNECT_TIMEOUT_S,
-    tls: ssl.SSLContext | None = None,
-    credentials: Credentials | None = None,
-) -> AsyncIterator[RemotingClient]:
-    """Give a client with a nursery of its own; leaving the block closes its connections."""
-    async with trio.open_nursery() as nursery:
-        client = RemotingClient(
-            nursery,
-            network,
-            processors,
-            limits=limits,
-            connect_timeout_s=connect_timeout_s,
-            tls=tls,
-            credentials=credentials,
-        )
-        try:
-            yield client
-        finally:
-            client.close()
-            nursery.cancel_scope.cancel()

@@ -32,17 +32,20 @@ from dledger.remoting.connection_limits import (
     Turn,
 )
 from dledger.remoting.errors import ConnectionLostError, TooManyInFlightError
-from dledger.remoting.handling import Handling, OpenRequest, OpenRequests, Processors
-from dledger.remoting.log import get_logger
+from dledger.remoting.handling import (
+    Handling,
+    OnAnswer,
+    OnResponse,
+    OpenRequest,
+    OpenRequests,
+    Processors,
+)
 from dledger.remoting.memory_budget import NOTED_BYTES, MemoryBudget
-from dledger.remoting.processor import OnAnswer, OnResponse
 from dledger.remoting.protocol.command import FLAG_ONEWAY, FLAG_RESPONSE, RemotingCommand
 from dledger.remoting.protocol.frame import FrameDecoder, encode_command_parts
 from dledger.remoting.protocol.outcome import GO_AWAY_FIELD, Condition
 from dledger.remoting.seams import Stream
 from dledger.remoting.write_buffer import BROKEN, WriteBuffer
-
-_log = get_logger(__name__)
 
 RECEIVE_BYTES: Final = 64 * 1024
 # A large frame is taken in larger pieces.
@@ -64,7 +67,9 @@ class Connection:
         attributes: For the code that serves the connection, e.g. the client id it announced.
         on_close: Called once, in order, when the connection has ended; must not raise.
         is_sent_away: The peer shuts down: no more requests to it; those that wait are answered.
+        is_closed: It has ended or is ending; nothing can be sent any more.
         close_reason: Why the connection ended; empty while it is open.
+        handling: Its `processors` answer requests; they may be replaced before `run`.
     """
 
     def __init__(
@@ -109,7 +114,7 @@ class Connection:
         self._share = MemoryShare(budget, limits, stream.peer_address[0], self._give_way_to_a_frame)
         self._heartbeat_until_s = -math.inf
         self._nursery: trio.Nursery | None = None
-        self._closed = False
+        self.is_closed = False
         self.is_sent_away = False
         self.close_reason = ""
         self._silence = Silence(limits)
@@ -121,30 +126,11 @@ class Connection:
 
         self._calls = CallTable()
         self._open = OpenRequests(limits)
-        self._handling = Handling(
-            self,
-            processors,
-            self._open,
-            send=self._send,
-            finished=self._note_finished,
-            on_answer=on_answer,
+        self.handling = Handling(
+            self, processors, self._open, self._send, self._note_finished, on_answer
         )
 
     # ------------------------------------------------------------------------------ asking
-
-    @property
-    def processors(self) -> Processors[Connection]:
-        """What answers requests; may be replaced before `run`."""
-        return self._handling.processors
-
-    @processors.setter
-    def processors(self, processors: Processors[Connection]) -> None:
-        self._handling.processors = processors
-
-    @property
-    def is_closed(self) -> bool:
-        """Whether the connection has ended or is ending; nothing can be sent any more."""
-        return self._closed
 
     @property
     def in_flight(self) -> int:
@@ -189,8 +175,8 @@ class Connection:
 
     def leave_soon(self) -> None:
         """Refuse further requests, and close when what is open has been answered."""
-        if self._nursery is not None and not self._handling.is_leaving:
-            self._handling.is_leaving = True
+        if self._nursery is not None and not self.handling.is_leaving:
+            self.handling.is_leaving = True
             self._nursery.start_soon(self.drain)
 
     async def invoke(
@@ -272,7 +258,7 @@ class Connection:
         self._send(command)
 
     def _refuse_when_full(self) -> None:
-        if self._closed:
+        if self.is_closed:
             raise ConnectionLostError(
                 f"connection to {join_address(*self.peer_address)} has ended ({self.close_reason})",
                 sent=False,
@@ -291,7 +277,7 @@ class Connection:
         Also where the connection has ended meanwhile, or the request was one-way. Not at all where
         the handler never answers.
         """
-        self._handling.when_answered[id(asked)] = (asked, on_response)
+        self.handling.when_answered[id(asked)] = (asked, on_response)
 
     def reply(self, asked: RemotingCommand, response: RemotingCommand) -> bool:
         """Answer a request whose handler returned DEFERRED. Never blocks.
@@ -300,12 +286,12 @@ class Connection:
         until it has been sent. False: it will not be read, since the connection has ended, or the
         request was one-way or has been answered already.
         """
-        return self._handling.reply(asked, response)
+        return self.handling.reply(asked, response)
 
     def _note_finished(self, request: OpenRequest) -> None:
         if request.size_bytes >= NOTED_BYTES:
             self._count()
-        if self._handling.is_leaving:
+        if self.handling.is_leaving:
             self._drained.unpark_all()
 
     # ------------------------------------------------------------------------------ serving
@@ -320,8 +306,8 @@ class Connection:
         self._silence.last_received_s = trio.current_time()
         try:
             async with trio.open_nursery() as nursery:
-                self._nursery = self._handling.nursery = nursery
-                if self._closed:
+                self._nursery = self.handling.nursery = nursery
+                if self.is_closed:
                     return
                 nursery.start_soon(self._write)
                 await self._read_loop()
@@ -333,8 +319,8 @@ class Connection:
 
     def close(self, reason: str) -> None:
         """End the connection now; what is unsent is lost. Idempotent, returns at once."""
-        if not self._closed:
-            self._closed = True
+        if not self.is_closed:
+            self.is_closed = True
             self.close_reason = reason
         if self._nursery is not None:
             self._nursery.cancel_scope.cancel()
@@ -346,19 +332,19 @@ class Connection:
 
         Cancellation: Leaves the connection open and draining.
         """
-        self._handling.is_leaving = True
-        while not self._closed and (self._open or self._out.unsent_bytes):
+        self.handling.is_leaving = True
+        while not self.is_closed and (self._open or self._out.unsent_bytes):
             await self._drained.park()
-        if trio.current_time() - self._handling.last_request_s < GOODBYE_S:
+        if trio.current_time() - self.handling.last_request_s < GOODBYE_S:
             # What the peer has sent meanwhile gets a refusal instead of a reset; a peer that
             # knows GO_AWAY_FIELD then closes by itself, when it waits for nothing any more.
             with trio.move_on_after(GOODBYE_S):
-                while not self._closed:
+                while not self.is_closed:
                     await self._drained.park()
         self.close("drained")
 
     def _end(self) -> None:
-        self._closed = True
+        self.is_closed = True
         self.close_reason = self.close_reason or "closed"
         self._open.end_all()
         self._calls.end_all(self.close_reason, self._out.handed_total)
@@ -375,7 +361,7 @@ class Connection:
     # ------------------------------------------------------------------------------ reading
 
     async def _read_loop(self) -> None:
-        while not self._closed:
+        while not self.is_closed:
             # What arrives does not move the deadline: it is looked at again when it has passed.
             # A scope for each read would cost more than the read.
             with trio.CancelScope(deadline=self._silence_ends_s()) as scope:
@@ -393,7 +379,7 @@ class Connection:
     async def _read(self, scope: trio.CancelScope) -> bool:
         """Take what comes until the connection ends; tell whether answers are still to go out."""
         decoder = self._decoder
-        while not self._closed:
+        while not self.is_closed:
             needed = decoder.bytes_needed
             if needed and self._share.needs_space(needed, decoder.pending_bytes):
                 await self._wait_for_frame_space(scope, needed)
@@ -405,7 +391,7 @@ class Connection:
                 return False
             if self._turn is not None and self._turn.is_over:
                 await self._turn.wait_for_next()
-                if self._closed:
+                if self.is_closed:
                     return False
             now = trio.current_time()
             if not data:
@@ -421,7 +407,7 @@ class Connection:
             if decoder.error is not None:
                 self._note_end(f"protocol error: {decoder.error}")
                 # What came before the bad bytes was asked for in earnest: it is answered.
-                self._handling.is_leaving = True
+                self.handling.is_leaving = True
                 scope.deadline = math.inf
                 await self._wait_for_answers()
                 return True
@@ -444,7 +430,7 @@ class Connection:
         if self._share.ticket.held_bytes:
             self._share.note_frame_bytes(len(commands), len(memoryview(data)), now)
         budget = self._share.budget
-        take = self._handling.take
+        take = self.handling.take
         if budget is not None and budget.is_met:
             take = self._take_over_budget
         self._out.is_held = True
@@ -458,7 +444,7 @@ class Connection:
         self._out.release()
         if budget is not None:
             self._count()
-            if not self.is_proven and self._handling.last_request_s >= 0:
+            if not self.is_proven and self.handling.last_request_s >= 0:
                 self._prove()
         return bool(commands)
 
@@ -488,9 +474,9 @@ class Connection:
 
     def _take_over_budget(self, asked: RemotingCommand) -> None:
         if asked.code in self._always_taken:
-            return self._handling.take(asked)
+            return self.handling.take(asked)
         self._share.note_refused()
-        return self._handling.refuse(
+        return self.handling.refuse(
             asked,
             Condition.BUSY,
             "[OVERLOAD]the memory for requests and answers is used up, nothing was stored; try"
@@ -506,19 +492,19 @@ class Connection:
         ends.note(join_address(*self.peer_address), reason, trio.current_time())
 
     async def _wait_for_space(self) -> None:
-        while self._out.unsent_bytes > self._limits.write_buffer_bytes // 2 and not self._closed:
+        while self._out.unsent_bytes > self._limits.write_buffer_bytes // 2 and not self.is_closed:
             await self._drained.park()
 
     async def _wait_for_answers(self) -> None:
         with trio.move_on_after(ANSWERS_AT_END_S):
-            while not self._closed and self._open:
+            while not self.is_closed and self._open:
                 await self._drained.park()
 
     async def _flush_at_end(self) -> None:
         """Send the answers, when draining those to come too, to a peer that only sends no more."""
-        handling = self._handling
+        handling = self.handling
         with trio.move_on_after(FLUSH_AT_END_S):
-            while not self._closed and (
+            while not self.is_closed and (
                 self._out.unsent_bytes or (handling.is_leaving and self._open)
             ):
                 await self._drained.park()
@@ -537,7 +523,7 @@ class Connection:
 
     def _send(self, command: RemotingCommand) -> None:
         head, body = encode_command_parts(command, self._limits.max_frame_bytes)
-        if self._closed:
+        if self.is_closed:
             return
         self._out.put(head, body)
         if self._out.unsent_bytes > self._share.look_at_bytes:

@@ -11,18 +11,70 @@ from __future__ import annotations
 
 import math
 from collections.abc import Awaitable, Callable
-from typing import Final, Generic, NamedTuple, Protocol, TypeVar
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final, Generic, Literal, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import trio
 
-from dledger.commitlog.errors import InvariantBroken, LocalProtocolError, MQError
+from dledger.commitlog.errors import ConfigError, InvariantBroken, LocalProtocolError, MQError
 from dledger.remoting.connection_limits import ConnectionLimits
 from dledger.remoting.errors import AccessRefusedError
 from dledger.remoting.log import get_logger
-from dledger.remoting.processor import DEFERRED, Answered, Handled, Limiter, OnAnswer, OnResponse
 from dledger.remoting.protocol.codes import not_supported
 from dledger.remoting.protocol.command import FLAG_ONEWAY, FLAG_RESPONSE, RemotingCommand
 from dledger.remoting.protocol.outcome import GO_AWAY_FIELD, Condition, answer, answer_error
+
+
+class _Deferred(Enum):
+    DEFERRED = "deferred"
+
+
+# Returned by a handler that will answer later with `connection.reply(request, response)`.
+DEFERRED: Final = _Deferred.DEFERRED
+
+# A handler runs on the reader's task: it must not block. It returns the answer; or None when
+# there is none to give (one-way); or DEFERRED; or an awaitable, which gets a task of its own and
+# is cancelled when the connection ends.
+Answered: TypeAlias = RemotingCommand | Literal[_Deferred.DEFERRED] | None
+Handled: TypeAlias = Answered | Awaitable[Answered]
+
+
+class Limiter:
+    """How many requests of one kind may be open at a time, over all connections.
+
+    A request is open from its arrival until it is answered. Over the limit it is refused at once
+    with SYSTEM_BUSY: waiting in a queue of ours would only move the time-out to the client.
+    """
+
+    __slots__ = ("in_use", "max_concurrent", "name", "refused")
+
+    def __init__(self, name: str, max_concurrent: int) -> None:
+        if max_concurrent < 1:
+            raise ConfigError(f"limiter {name}: at least 1 request must be allowed")
+        self.name = name
+        self.max_concurrent = max_concurrent
+        self.in_use = 0
+        self.refused = 0
+
+    def try_acquire(self) -> bool:
+        """Take a place; False, and counted as refused, when there is none."""
+        if self.in_use >= self.max_concurrent:
+            self.refused += 1
+            return False
+        self.in_use += 1
+        return True
+
+    def release(self) -> None:
+        """Give a place back."""
+        self.in_use -= 1
+
+
+OnAnswer: TypeAlias = Callable[[int, int, float], None]
+"""Gets request code, response code and seconds."""
+
+OnResponse: TypeAlias = Callable[[RemotingCommand], None]
+"""Gets the answer to one request."""
 
 
 class OpenRequest(NamedTuple):
@@ -121,6 +173,7 @@ class Processors(Protocol[AskedT]):
         """Return handler and limiter for *code*, None when the code is not supported."""
 
 
+@dataclass(eq=False, repr=False)
 class Handling(Generic[PeerT]):
     """Gives the requests of one connection to their handlers, and answers each of them once.
 
@@ -129,31 +182,19 @@ class Handling(Generic[PeerT]):
         last_request_s: When one with a handler came last, on trio's clock; -inf: none came, or what
             came proves nothing.
         when_answered: By identity of a request: the request, and what is called with its answer.
+
+    *send* writes an answer, and raises LocalProtocolError where it cannot be written; *finished* is
+    called with each request that is open no longer; *on_answer* with each answer.
     """
 
-    def __init__(
-        self,
-        connection: PeerT,
-        processors: Processors[PeerT],
-        open_requests: OpenRequests,
-        *,
-        send: Callable[[RemotingCommand], None],
-        finished: Callable[[OpenRequest], None],
-        on_answer: OnAnswer | None,
-    ) -> None:
-        """Handle what comes over *connection*.
+    _connection: PeerT
+    processors: Processors[PeerT]
+    _open: OpenRequests
+    _send: Callable[[RemotingCommand], None]
+    _finished: Callable[[OpenRequest], None]
+    _on_answer: OnAnswer | None
 
-        Args:
-            send: Writes an answer; raises LocalProtocolError where it cannot be written.
-            finished: Called with each request that is open no longer.
-            on_answer: Called with each answer: request code, response code, seconds.
-        """
-        self._connection = connection
-        self.processors = processors
-        self._open = open_requests
-        self._send = send
-        self._finished = finished
-        self._on_answer = on_answer
+    def __post_init__(self) -> None:
         self.nursery: trio.Nursery | None = None
         self.is_leaving = False
         self.last_request_s = -math.inf

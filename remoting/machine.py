@@ -136,13 +136,6 @@ class AdaptiveExecutor:
         # A worker that has finished waits this long for the interpreter while the loop is busy.
         sys.setswitchinterval(SWITCH_INTERVAL_S)
 
-    def average_s(self, kind: str) -> float | None:
-        """Return the moving average of *kind* in seconds; None before its first run."""
-        measured = self._kinds.get(kind)
-        if measured is None:
-            return None
-        return measured.threaded_s if measured.inline_s is None else measured.inline_s
-
     def runs_inline(self, kind: str) -> bool:
         """Tell where the next work of *kind* would run."""
         measured = self._kinds.get(kind)

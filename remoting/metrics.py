@@ -115,8 +115,6 @@ def _label(text: str) -> str:
 class Histogram:
     """Counts values by size."""
 
-    __slots__ = ("_bounds", "_counts", "total")
-
     def __init__(self, bounds: Sequence[float]) -> None:
         self._bounds = bounds
         self._counts = [0] * (len(bounds) + 1)

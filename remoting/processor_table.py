@@ -7,7 +7,7 @@ from typing import Final, NamedTuple, TypeAlias
 
 from dledger.commitlog.errors import ConfigError
 from dledger.remoting.connection import Connection
-from dledger.remoting.processor import Handled, Limiter
+from dledger.remoting.handling import Handled, Limiter
 from dledger.remoting.protocol.command import RemotingCommand
 
 REFUSALS_OPEN_MAX: Final = 1024

@@ -16,9 +16,9 @@ from dledger.remoting.connection_limits import (
     Places,
     Turn,
 )
+from dledger.remoting.handling import OnAnswer
 from dledger.remoting.log import get_logger
 from dledger.remoting.memory_budget import MemoryBudget
-from dledger.remoting.processor import OnAnswer
 from dledger.remoting.processor_table import ProcessorTable
 from dledger.remoting.protocol.command import RemotingCommand
 from dledger.remoting.protocol.outcome import GO_AWAY_FIELD, Condition, answer
@@ -181,7 +181,7 @@ class RemotingServer:
         if admission is Admission.REFUSED:
             return None
         if admission is Admission.RESERVE:
-            connection.processors = self._for_reserve()
+            connection.handling.processors = self._for_reserve()
         return connection
 
     def _for_reserve(self) -> ProcessorTable:

@@ -9,8 +9,12 @@ from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
 from dledger.client.core.route import MessageQueue
-from dledger.remoting.protocol.pop_requests import MAX_BITS, MAX_REQUEST_BITS, BatchAck
-from dledger.remoting.protocol.receipt_handle import ReceiptHandle
+from dledger.remoting.protocol.pop_requests import (
+    MAX_BITS,
+    MAX_REQUEST_BITS,
+    BatchAck,
+    ReceiptHandle,
+)
 
 ACK_MESSAGES_MAX: Final = 4_096
 """Messages that one request acknowledges: brokers refuse more."""

@@ -30,7 +30,7 @@ from dledger.client.core.errors import (
 from dledger.client.core.route import MessageQueue
 from dledger.commitlog.errors import MQError
 from dledger.remoting.protocol.codes import ResponseCode
-from dledger.remoting.protocol.receipt_handle import ReceiptHandle
+from dledger.remoting.protocol.pop_requests import ReceiptHandle
 
 _SPENT: Final = "it was acknowledged at the same time with the same receipt, or was stale before"
 

@@ -7,8 +7,9 @@ leader's to answer, and it is asked next.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Final
+
+from msgspec.structs import replace
 
 from dledger.client.core.client_instance import ClientInstance
 from dledger.client.core.errors import ClientError

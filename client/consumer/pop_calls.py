@@ -42,6 +42,7 @@ from dledger.remoting.protocol.own_fields import (
 from dledger.remoting.protocol.pop_requests import (
     INIT_MAX,
     INIT_MIN,
+    NORMAL_TOPIC,
     AckMessageHeader,
     BatchAckMessageRequestBody,
     ChangeInvisibleTimeHeader,
@@ -49,9 +50,9 @@ from dledger.remoting.protocol.pop_requests import (
     NotificationHeader,
     PopMessageHeader,
     PopMessageResponseHeader,
+    ReceiptHandle,
     decode_start_offsets,
 )
-from dledger.remoting.protocol.receipt_handle import NORMAL_TOPIC, ReceiptHandle
 
 ANY_QUEUE: Final = -1
 

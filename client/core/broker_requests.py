@@ -35,8 +35,8 @@ from dledger.commitlog.record import (
 )
 from dledger.remoting.addresses import split_address
 from dledger.remoting.connection import Connection
+from dledger.remoting.handling import Answered, Handled, Limiter
 from dledger.remoting.log import get_logger
-from dledger.remoting.processor import Answered, Handled, Limiter
 from dledger.remoting.processor_table import ProcessorTable
 from dledger.remoting.protocol import bodies
 from dledger.remoting.protocol.codes import RequestCode, ResponseCode

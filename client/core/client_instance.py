@@ -33,7 +33,7 @@ from dledger.commitlog.errors import ConfigError
 from dledger.commitlog.seams import Disk
 from dledger.remoting.client import RemotingClient
 from dledger.remoting.connection import Connection
-from dledger.remoting.processor import Limiter
+from dledger.remoting.handling import Limiter
 from dledger.remoting.processor_table import ProcessorTable
 from dledger.remoting.protocol.codes import RequestCode
 from dledger.remoting.protocol.command import ExtFields, RemotingCommand

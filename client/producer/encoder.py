@@ -20,10 +20,10 @@ from dledger.client.producer.config import ProducerConfig
 from dledger.client.producer.request_reply import is_reply
 from dledger.client.producer.state import SendSlot
 from dledger.commitlog.errors import LocalProtocolError
-from dledger.commitlog.message_batch import BatchItem, encode_batch
 from dledger.commitlog.message_id import UniqKeyFactory
 from dledger.commitlog.properties import PROPERTY_EXPIRE_AFTER_MS, PROPERTY_TRANSACTION_PREPARED
 from dledger.commitlog.record import SYS_FLAG_PREPARED, RecordTemplate, encode_record
+from dledger.commitlog.record_batch import BatchItem, encode_batch
 from dledger.remoting.protocol.codes import RequestCode
 from dledger.remoting.protocol.command import RemotingCommand, request
 from dledger.remoting.protocol.headers import SendMessageHeader

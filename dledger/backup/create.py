@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from dledger.backup.entries import EntryDamagedError, entries
 from dledger.backup.folder import BackupFolder, PartWriter
 from dledger.backup.manifest import Manifest, Part
 from dledger.backup.source import Picture, Source
+from dledger.backup.verify import EntryDamagedError, entries
 from dledger.commitlog.errors import ConfigError, CorruptStoreError
 from dledger.commitlog.mark import Anchor, Mark
 from dledger.commitlog.segment import encode_blank

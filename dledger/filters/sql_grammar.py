@@ -52,15 +52,11 @@ start: either
 ?both: same
     | same (_AND same)+ -> all_of
 ?same: compared
-    | same "=" compared -> equal
-    | same "<>" compared -> not_equal
+    | same EQUALITY compared -> equals
     | same _IS _NULL -> is_null
     | same _IS _NOT _NULL -> is_not_null
 ?compared: signed
-    | compared "<" signed -> less
-    | compared "<=" signed -> less_or_equal
-    | compared ">" signed -> greater
-    | compared ">=" signed -> greater_or_equal
+    | compared ORDER signed -> ordered
     | compared _BETWEEN signed _AND signed -> between
     | compared _NOT _BETWEEN signed _AND signed -> not_between
     | compared _IN "(" TEXT ("," TEXT)* ")" -> in_texts
@@ -89,6 +85,8 @@ SEARCH.2: /(CONTAINS|STARTSWITH|ENDSWITH)(?![A-Z0-9_$])/i
 _TRUE.2: /TRUE(?![A-Z0-9_$])/i
 _FALSE.2: /FALSE(?![A-Z0-9_$])/i
 _NULL.2: /NULL(?![A-Z0-9_$])/i
+EQUALITY.2: "=" | "<>"
+ORDER: "<=" | ">=" | "<" | ">"
 NAME: /[A-Z_$][A-Z0-9_$]*/i
 FLOAT.2: /[0-9]+\.[0-9]*(E[+-]?[0-9]+)?|\.[0-9]+(E[+-]?[0-9]+)?|[0-9]+E[+-]?[0-9]+/i
 INTEGER.1: /0|[1-9][0-9]*L?/i
@@ -167,6 +165,9 @@ def _text(token: str) -> str:
 class _ToTree(Transformer[Token, Node]):
     """Makes nodes as the parser reduces; nothing is walked afterwards."""
 
+    is_null = IsNull
+    negate = Negate
+
     def start(self, node: Node) -> Node:
         return node
 
@@ -176,29 +177,14 @@ class _ToTree(Transformer[Token, Node]):
     def all_of(self, *parts: Node) -> Node:
         return All(tuple(map(truth, parts)))
 
-    def equal(self, left: Node, right: Node) -> Node:
-        return equality(Comparison.EQUAL, left, right)
+    def equals(self, left: Node, how: str, right: Node) -> Node:
+        return equality(Comparison(how), left, right)
 
-    def not_equal(self, left: Node, right: Node) -> Node:
-        return equality(Comparison.NOT_EQUAL, left, right)
-
-    def is_null(self, operand: Node) -> Node:
-        return IsNull(operand)
+    def ordered(self, left: Node, how: str, right: Node) -> Node:
+        return order(Comparison(how), left, right)
 
     def is_not_null(self, operand: Node) -> Node:
         return Not(IsNull(operand))
-
-    def less(self, left: Node, right: Node) -> Node:
-        return order(Comparison.LESS, left, right)
-
-    def less_or_equal(self, left: Node, right: Node) -> Node:
-        return order(Comparison.LESS_OR_EQUAL, left, right)
-
-    def greater(self, left: Node, right: Node) -> Node:
-        return order(Comparison.GREATER, left, right)
-
-    def greater_or_equal(self, left: Node, right: Node) -> Node:
-        return order(Comparison.GREATER_OR_EQUAL, left, right)
 
     def between(self, operand: Node, low: Node, high: Node) -> Node:
         return between(operand, low, high, negated=False)
@@ -217,9 +203,6 @@ class _ToTree(Transformer[Token, Node]):
 
     def not_found(self, operand: Node, how: str, text: str) -> Node:
         return Find(Search(how.upper()), operand, _text(text), negated=True)
-
-    def negate(self, operand: Node) -> Node:
-        return Negate(operand)
 
     def not_(self, operand: Node) -> Node:
         return Not(truth(operand))

@@ -6,9 +6,10 @@ Spec: docs/internals/protocol/semantics.md, section 7.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, TypeAlias
+
+import msgspec
 
 from dledger.filters.errors import ExpressionIllegalError
 
@@ -128,15 +129,13 @@ class Search(StrEnum):
     ENDS_WITH = "ENDSWITH"
 
 
-@dataclass(frozen=True, slots=True)
-class Property:
+class Property(msgspec.Struct, frozen=True):
     """A property of the message, by name."""
 
     name: str
 
 
-@dataclass(frozen=True, slots=True)
-class Constant:
+class Constant(msgspec.Struct, frozen=True):
     """A literal; None is NULL.
 
     *is_wide*: a number that Java's int cannot hold: properties beside it are read as long.
@@ -146,43 +145,37 @@ class Constant:
     is_wide: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Negate:
+class Negate(msgspec.Struct, frozen=True):
     """Minus a number; of anything else unknown."""
 
     operand: Node
 
 
-@dataclass(frozen=True, slots=True)
-class Cast:
+class Cast(msgspec.Struct, frozen=True):
     """A property where a truth value is wanted."""
 
     operand: Property
 
 
-@dataclass(frozen=True, slots=True)
-class Not:
+class Not(msgspec.Struct, frozen=True):
     """The opposite; of unknown unknown."""
 
     operand: Node
 
 
-@dataclass(frozen=True, slots=True)
-class All:
+class All(msgspec.Struct, frozen=True):
     """AND over two or more."""
 
     operands: tuple[Node, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class AnyOf:
+class AnyOf(msgspec.Struct, frozen=True):
     """OR over two or more."""
 
     operands: tuple[Node, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Compare:
+class Compare(msgspec.Struct, frozen=True):
     """Two operands compared."""
 
     how: Comparison
@@ -190,15 +183,13 @@ class Compare:
     right: Node
 
 
-@dataclass(frozen=True, slots=True)
-class IsNull:
+class IsNull(msgspec.Struct, frozen=True):
     """Whether an operand is unknown."""
 
     operand: Node
 
 
-@dataclass(frozen=True, slots=True)
-class In:
+class In(msgspec.Struct, frozen=True):
     """Whether a property is one of some texts."""
 
     operand: Property
@@ -206,8 +197,7 @@ class In:
     negated: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Find:
+class Find(msgspec.Struct, frozen=True):
     """Whether a text is found in an operand."""
 
     how: Search

@@ -4,30 +4,36 @@ A member answers what it has applied, and passes a change on to the leader, unch
 to every member of a cluster. The leader checks it again, its signature too. A request signed in our
 own form, which covers the connection, is not passed on. No answer has a secret.
 
+The accounts that count on a member are those of its file, and those of the log behind them.
+
 Spec: docs/internals/protocol/remoting.md, section 13.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, Final, TypeAlias
+
+import structlog
 
 from dledger.broker_errors import TableFullError
 from dledger.group_api import BrokerGroup
 from dledger.processors.answers import (
     RefusedError,
     asked_by,
+    bad_request,
     not_leader,
     nothing_to_change,
     propose_change,
 )
 from dledger.processors.handles import Limit, handles
-from dledger.remoting.access.account_file import ACCOUNTS_MAX
-from dledger.remoting.access.accounts import ADMIN
+from dledger.remoting.access.account_file import ACCOUNTS_MAX, AccountStore
+from dledger.remoting.access.accounts import ADMIN, Account, WhiteAddresses
 from dledger.remoting.connection import Connection
 from dledger.remoting.errors import RemotingError
-from dledger.remoting.processor import DEFERRED, Handled
+from dledger.remoting.handling import DEFERRED, Handled
 from dledger.remoting.protocol.access_bodies import (
     USER_PREFIX,
     AccessConfigHeader,
@@ -59,6 +65,7 @@ from dledger.services.account_changes import (
     SUPER,
     AccountExistsError,
     NoSuchAccountError,
+    account_of,
     checked_white_addresses,
     created,
     shown_policies,
@@ -70,6 +77,7 @@ from dledger.services.account_changes import (
 from dledger.services.pending_configs import PendingConfigs
 from dledger.settings.parts import BrokerSettings
 from dledger.state.accounts import AccessChange, AccountConfig
+from dledger.state.tables import StateTables
 
 PASSED_ON: Final = "passed on by a follower"
 """Remark of a request that a follower passes on: it is not passed on again. No signature covers
@@ -81,25 +89,73 @@ Invoke: TypeAlias = Callable[[str, RemotingCommand], Awaitable[RemotingCommand]]
 Decide: TypeAlias = Callable[[AccountConfig | None], AccountConfig]
 """The account as it stands → as it is to be."""
 
+SPARE_ROWS: Final = 1_000
+"""Rows of accounts that are not there any more and may be kept, before all are made again."""
 
+_log = structlog.get_logger(__name__)
+
+
+class BrokerAccounts:
+    """Finds accounts: in the file first, then in what this member has applied."""
+
+    def __init__(self, file: AccountStore, state: Callable[[], StateTables]) -> None:
+        """Look up in *file* and in *state*, each time as they are then."""
+        self._file = file
+        self._state = state
+        self._made: dict[str, tuple[AccountConfig, Account | None]] = {}
+        self._white = ("", WhiteAddresses())
+
+    def get(self, access_key: str) -> Account | None:
+        """Return the account of that name, if there is one."""
+        account = self._file.get(access_key)
+        return account if account is not None else self._of_log(access_key)
+
+    def is_white(self, host: str) -> bool:
+        """Whether requests from *host* need no signature."""
+        return self._file.is_white(host) or self._white_of_log().fits(host)
+
+    def _of_log(self, access_key: str) -> Account | None:
+        rows = self._state().accounts
+        row = rows.get(access_key)
+        if row is None:
+            return None
+        made = self._made.get(access_key)
+        if made is not None and made[0] is row:
+            return made[1]
+        if len(self._made) > len(rows) + SPARE_ROWS:
+            self._made.clear()
+        try:
+            account: Account | None = account_of(row)
+        except ValueError as error:
+            # Written by another version: refused, since what it forbids is not known.
+            account = None
+            _log.error("account_not_read", account=access_key, error=str(error))
+        self._made[access_key] = (row, account)
+        return account
+
+    def _white_of_log(self) -> WhiteAddresses:
+        text = self._state().white_addresses
+        if text != self._white[0]:
+            try:
+                self._white = (text, WhiteAddresses(text))
+            except ValueError as error:
+                self._white = (text, WhiteAddresses())
+                _log.error("white_addresses_not_read", error=str(error))
+        return self._white[1]
+
+
+@dataclass(eq=False, repr=False)
 class AccessProcessor:
     """Answers requests about accounts; changes go through the log."""
 
-    def __init__(
-        self,
-        group: BrokerGroup,
-        settings: BrokerSettings,
-        *,
-        is_in_file: Callable[[str], bool],
-        invoke: Invoke,
-    ) -> None:
-        """Make a processor."""
-        self._group = group
-        self._settings = settings
-        self._is_in_file = is_in_file
-        self._invoke = invoke
+    _group: BrokerGroup
+    _settings: BrokerSettings
+    _is_in_file: Callable[[str], bool]
+    _invoke: Invoke
+
+    def __post_init__(self) -> None:
         self._pending: PendingConfigs[AccountConfig] = PendingConfigs(
-            group, self._applied, attrgetter("access_key")
+            self._group, self._applied, attrgetter("access_key")
         )
 
     def _applied(self, name: str) -> AccountConfig | None:
@@ -134,7 +190,7 @@ class AccessProcessor:
         try:
             white = checked_white_addresses(text)
         except ValueError as error:
-            raise RefusedError(Condition.BAD_REQUEST, f"{error}; nothing was changed") from None
+            raise bad_request(f"{error}; nothing was changed") from None
         change = AccessChange(white_addresses=white, asked_by=asked_by(connection))
         propose_change(connection, command, self._group, change, self._pending)
         return DEFERRED
@@ -153,7 +209,7 @@ class AccessProcessor:
             cluster_name=self._settings.broker.cluster_name,
             all_acl_file_version=f'{{"{STATE_TOPIC}":{version.decode()}}}',
         )
-        return response_to(command, 0, None, header.encode())
+        return response_to(command, ext=header.encode())
 
     @handles(
         RequestCode.GET_BROKER_CLUSTER_ACL_CONFIG, limit=Limit.SETTINGS, rule=ADMIN, shows=True
@@ -165,7 +221,7 @@ class AccessProcessor:
             global_white_addrs=[part for part in state.white_addresses.split(",") if part],
             plain_access_configs=[_plain(row) for _, row in sorted(state.accounts.items())],
         )
-        return response_to(command, 0, None, None, body.encode())
+        return response_to(command, body=body.encode())
 
     # ------------------------------------------------------------------------------- users
 
@@ -190,7 +246,7 @@ class AccessProcessor:
     def get_user(self, _connection: Connection, command: RemotingCommand) -> Handled:
         """Answer 3004; without a body where there is no such user, as RocketMQ does."""
         row = self._applied(_named(command))
-        return response_to(command, 0, None, None, b"" if row is None else _user(row).encode())
+        return response_to(command, body=b"" if row is None else _user(row).encode())
 
     @handles(RequestCode.AUTH_LIST_USER, limit=Limit.SETTINGS, rule=ADMIN, shows=True)
     def list_users(self, _connection: Connection, command: RemotingCommand) -> Handled:
@@ -220,9 +276,7 @@ class AccessProcessor:
         acl = AclInfo.decode(command.body)
         name = _subject(header.subject)
         if acl.subject and acl.subject != header.subject:
-            raise RefusedError(
-                Condition.BAD_REQUEST, "header and body name different subjects; nothing was done"
-            )
+            raise bad_request("header and body name different subjects; nothing was done")
         return self._put(connection, command, name, lambda row: with_policies(row, name, acl))
 
     @handles(RequestCode.AUTH_DELETE_ACL, limit=Limit.SETTINGS, rule=ADMIN, local=True)
@@ -243,7 +297,7 @@ class AccessProcessor:
         if row is None:
             raise RefusedError(Condition.NO_PERMISSION, f"the user {name} does not exist")
         body = _acl(row).encode() if row.policies else b""
-        return response_to(command, 0, None, None, body)
+        return response_to(command, body=body)
 
     @handles(RequestCode.AUTH_LIST_ACL, limit=Limit.SETTINGS, rule=ADMIN, shows=True)
     def list_acls(self, _connection: Connection, command: RemotingCommand) -> Handled:
@@ -272,7 +326,7 @@ class AccessProcessor:
         except (NoSuchAccountError, AccountExistsError) as error:
             raise RefusedError(Condition.NO_PERMISSION, f"{error}; nothing was changed") from None
         except ValueError as error:
-            raise RefusedError(Condition.BAD_REQUEST, f"{error}; nothing was changed") from None
+            raise bad_request(f"{error}; nothing was changed") from None
         if wanted == current and not len(self._pending):
             return nothing_to_change(self._group, connection, command)
         if current is None:
@@ -340,23 +394,21 @@ def _is_of_the_file(name: str) -> RefusedError:
 def _named(command: RemotingCommand) -> str:
     name = UserHeader.decode(command.ext).username.strip()
     if not name:
-        raise RefusedError(Condition.BAD_REQUEST, "The username is blank")
+        raise bad_request("The username is blank")
     return name
 
 
 def _subject(subject: str) -> str:
     name = subject.removeprefix(USER_PREFIX)
     if name == subject or not name:
-        raise RefusedError(
-            Condition.BAD_REQUEST, f"subject {subject[:64]!r} is not {USER_PREFIX}NAME"
-        )
+        raise bad_request(f"subject {subject[:64]!r} is not {USER_PREFIX}NAME")
     return name
 
 
 def _listed(command: RemotingCommand, items: Sequence[Any]) -> RemotingCommand:
     """Return a list as a body; none where it is empty, as RocketMQ does."""
     body = b"[" + b",".join(item.encode() for item in items) + b"]" if items else b""
-    return response_to(command, 0, None, None, body)
+    return response_to(command, body=body)
 
 
 def _plain(row: AccountConfig) -> PlainAccessConfig:

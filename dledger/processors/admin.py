@@ -20,6 +20,7 @@ Spec: docs/internals/protocol/remoting.md, sections 10, 10.1 and 10.2.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
 import structlog
@@ -30,12 +31,12 @@ from dledger.commitlog.entry import parse_header
 from dledger.commitlog.errors import ConfigError, OffsetOutOfRangeError
 from dledger.commitlog.properties import SCHEDULE_TOPIC
 from dledger.group_api import BrokerGroup
-from dledger.processors.answers import RefusedError, asked_by, is_confirmed
+from dledger.processors.answers import asked_by, bad_request, is_confirmed
 from dledger.processors.handles import Limit, handles
 from dledger.remoting.access.accounts import ADMIN, SIGNED
 from dledger.remoting.connection import Connection
 from dledger.remoting.errors import BadRequestError
-from dledger.remoting.processor import Handled, Limiter
+from dledger.remoting.handling import Handled, Limiter
 from dledger.remoting.properties import format_properties, read_properties
 from dledger.remoting.protocol.bodies import (
     BrokerStatsData,
@@ -48,7 +49,6 @@ from dledger.remoting.protocol.bodies import (
 from dledger.remoting.protocol.codes import RequestCode
 from dledger.remoting.protocol.command import OUR_VERSION, RemotingCommand, response_to
 from dledger.remoting.protocol.headers import ViewBrokerStatsDataHeader
-from dledger.remoting.protocol.outcome import Condition
 from dledger.remoting.protocol.own_fields import GivenUp
 from dledger.remoting.protocol.signature import ACCESS_KEY
 from dledger.remoting.protocol.topic_names import AUTO_CREATE_TOPIC_KEY_TOPIC
@@ -83,17 +83,17 @@ CHANGE_BYTES_MAX: Final = 64 * 1024
 _log = structlog.get_logger(__name__)
 
 
+@dataclass(eq=False, repr=False)
 class LiveSettings:
     """The settings of a running broker; *config*: the one whose tables its parts have."""
 
-    def __init__(
-        self, config: BrokerConfig, group: BrokerGroup, retention: RetentionService, clock: Clock
-    ) -> None:
-        self.config = config
-        self.version = DataVersion(timestamp=clock.wall_ms())
-        self._group = group
-        self._retention = retention
-        self._clock = clock
+    config: BrokerConfig
+    _group: BrokerGroup
+    _retention: RetentionService
+    _clock: Clock
+
+    def __post_init__(self) -> None:
+        self.version = DataVersion(timestamp=self._clock.wall_ms())
 
     def text(self) -> str:
         """Return every setting as properties, under RocketMQ's name where it has one.
@@ -226,7 +226,7 @@ class BrokerConfigProcessor:
     def get(self, _connection: Connection, command: RemotingCommand) -> RemotingCommand:
         """Return all settings, and in ``version`` how new they are."""
         version = self._live.version.encode().decode()
-        return response_to(command, 0, None, {"version": version}, self._live.text().encode())
+        return response_to(command, ext={"version": version}, body=self._live.text().encode())
 
     @handles(
         RequestCode.UPDATE_BROKER_CONFIG,
@@ -286,10 +286,10 @@ class BrokerStatsProcessor:
         name, key = header.stats_name, header.stats_key
         spans = self._stats.spans(name, key, self._clock.monotonic())
         if spans is None:
-            raise RefusedError(Condition.BAD_REQUEST, f"The stats <{name}> <{key}> not exist")
+            raise bad_request(f"The stats <{name}> <{key}> not exist")
         minute, hour, day = map(_item, spans)
         body = BrokerStatsData(stats_minute=minute, stats_hour=hour, stats_day=day)
-        return response_to(command, 0, None, None, body.encode())
+        return response_to(command, body=body.encode())
 
 
 def _item(span: Span) -> BrokerStatsItem:
@@ -345,7 +345,7 @@ class SlaveSyncProcessor:
             },
             data_version=self._version(),
         )
-        return response_to(command, 0, None, None, body.encode())
+        return response_to(command, body=body.encode())
 
     @handles(RequestCode.GET_ALL_DELAY_OFFSET, limit=Limit.ADMIN, rule=ADMIN, shows=True)
     def delay_offsets(self, _connection: Connection, command: RemotingCommand) -> Handled:
@@ -354,7 +354,7 @@ class SlaveSyncProcessor:
             offset_table=dict(sorted(self._group.state.delay_progress.items())),
             data_version=self._version(),
         )
-        return response_to(command, 0, None, None, body.encode())
+        return response_to(command, body=body.encode())
 
     def _version(self) -> DataVersion:
         state = self._group.state
@@ -409,6 +409,7 @@ def unflushed_bytes(group: BrokerGroup) -> int:
         return 0
 
 
+@dataclass(eq=False, repr=False)
 class RuntimeInfoProcessor:
     """Answers 28.
 
@@ -417,31 +418,22 @@ class RuntimeInfoProcessor:
         limiters: Open requests, by RocketMQ's name of the thread pool that would hold them.
     """
 
-    def __init__(
-        self,
-        group: BrokerGroup,
-        settings: BrokerSettings,
-        throughput: Throughput,
-        *,
-        clock: Clock,
-        disk_ratio: Callable[[], float] = lambda: 0.0,
-        limiters: Mapping[str, Limiter] | None = None,
-        disk_bytes: Callable[[], tuple[int, int]] = lambda: (0, 0),
-    ) -> None:
-        self._group = group
-        self._settings = settings
-        self._throughput = throughput
-        self._clock = clock
-        self._disk_ratio = disk_ratio
-        self._limiters = limiters or {}
-        self._disk_bytes = disk_bytes
-        self._boot_ms = clock.wall_ms()
-        self._boot_position = group.log.end_position
+    _group: BrokerGroup
+    _settings: BrokerSettings
+    _throughput: Throughput
+    _clock: Clock
+    _disk_ratio: Callable[[], float]
+    _limiters: Mapping[str, Limiter]
+    _disk_bytes: Callable[[], tuple[int, int]]
+
+    def __post_init__(self) -> None:
+        self._boot_ms = self._clock.wall_ms()
+        self._boot_position = self._group.log.end_position
 
     @handles(RequestCode.GET_BROKER_RUNTIME_INFO, limit=Limit.ADMIN, rule=SIGNED)
     def handle(self, _connection: Connection, command: RemotingCommand) -> Handled:
         """Return the table."""
-        return response_to(command, 0, None, None, KVTable(table=self._table()).encode())
+        return response_to(command, body=KVTable(table=self._table()).encode())
 
     def _table(self) -> dict[str, str]:
         group, state, rates = self._group, self._group.state, self._throughput

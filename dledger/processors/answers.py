@@ -18,7 +18,7 @@ from dledger.group_api import BrokerGroup, OnDone, Proposed
 from dledger.remoting.access.gate import admitted_account
 from dledger.remoting.addresses import numeric
 from dledger.remoting.connection import Connection
-from dledger.remoting.processor import DEFERRED, Handled
+from dledger.remoting.handling import DEFERRED, Handled
 from dledger.remoting.protocol.command import RemotingCommand, response_to
 from dledger.remoting.protocol.outcome import Condition, answer, answer_error
 from dledger.remoting.protocol.own_fields import CONFIRMED_FIELD
@@ -47,6 +47,11 @@ class RefusedError(MQError):
     def __init__(self, condition: Condition, remark: str) -> None:
         super().__init__(remark)
         self.condition = condition
+
+
+def bad_request(remark: str) -> RefusedError:
+    """Return the error of a request that asks for what cannot be."""
+    return RefusedError(Condition.BAD_REQUEST, remark)
 
 
 def refusal(command: RemotingCommand, error: MQError) -> RemotingCommand:
@@ -294,7 +299,7 @@ def check_topic_name(topic: str) -> None:
     """
     problem = topic_problem(topic)
     if problem is not None:
-        raise RefusedError(Condition.BAD_REQUEST, problem)
+        raise bad_request(problem)
 
 
 def check_group_name(group: str) -> None:
@@ -304,7 +309,7 @@ def check_group_name(group: str) -> None:
     """
     problem = name_problem(group, "group", MAX_GROUP_CHARS - len(RETRY_PREFIX))
     if problem is not None:
-        raise RefusedError(Condition.BAD_REQUEST, problem)
+        raise bad_request(problem)
 
 
 def check_sendable(topic: str) -> None:

@@ -14,7 +14,13 @@ from typing import Final
 
 from dledger.commitlog.errors import MQError
 from dledger.group_api import BrokerGroup
-from dledger.processors.answers import RefusedError, check_group_name, refusal, require_leader
+from dledger.processors.answers import (
+    RefusedError,
+    bad_request,
+    check_group_name,
+    refusal,
+    require_leader,
+)
 from dledger.processors.client_table import ClientTable
 from dledger.processors.handles import Limit, handles
 from dledger.remoting.access.accounts import (
@@ -26,7 +32,7 @@ from dledger.remoting.access.accounts import (
     topic_right,
 )
 from dledger.remoting.connection import Connection
-from dledger.remoting.processor import DEFERRED, Handled
+from dledger.remoting.handling import DEFERRED, Handled
 from dledger.remoting.protocol.bodies import MessageModel, MessageQueue
 from dledger.remoting.protocol.codes import RequestCode
 from dledger.remoting.protocol.command import RemotingCommand, response_to
@@ -108,7 +114,7 @@ class AssignmentProcessor:
             for queue_id in queues
         ]
         body = QueryAssignmentResponseBody(message_queue_assignments=assigned)
-        return response_to(command, 0, None, None, body.encode())
+        return response_to(command, body=body.encode())
 
     def _mode(self, topic: str, group: str) -> str:
         mode = self._group.state.request_modes.get((topic, group))
@@ -116,10 +122,9 @@ class AssignmentProcessor:
 
     def _client_ids(self, asked: QueryAssignmentRequestBody) -> list[str]:
         if asked.strategy_name not in ("", AVERAGELY):
-            raise RefusedError(
-                Condition.BAD_REQUEST,
+            raise bad_request(
                 f"the strategy {asked.strategy_name} is not known here; leave `clientRebalance` at"
-                f" its default, true, or use {AVERAGELY}",
+                f" its default, true, or use {AVERAGELY}"
             )
         consumers = self._clients.consumer_group(asked.consumer_group)
         if consumers is None:
@@ -139,9 +144,9 @@ class AssignmentProcessor:
         check_group_name(asked.consumer_group)
         modes = self._group.state.request_modes
         if asked.mode not in (POP_MODE, PULL_MODE):
-            raise RefusedError(Condition.BAD_REQUEST, f"no mode is called {asked.mode}")
+            raise bad_request(f"no mode is called {asked.mode}")
         if asked.topic.startswith(RETRY_PREFIX):
-            raise RefusedError(Condition.BAD_REQUEST, "retry topics are consumed by pulls")
+            raise bad_request("retry topics are consumed by pulls")
         if self._topics.config(asked.topic) is None:
             raise RefusedError(Condition.TOPIC_NOT_EXIST, f"topic[{asked.topic}] not exist")
         if (asked.topic, asked.consumer_group) not in modes and len(modes) >= MAX_REQUEST_MODES:
@@ -166,4 +171,4 @@ class AssignmentProcessor:
             body = SetMessageRequestModeRequestBody(topic, group, mode, share)
             table.setdefault(topic, {})[group] = body
         modes = MessageRequestModes(message_request_mode_map=table)
-        return response_to(command, 0, None, None, modes.encode())
+        return response_to(command, body=modes.encode())

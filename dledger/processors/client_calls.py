@@ -23,13 +23,13 @@ from dledger.commitlog.errors import (
 )
 from dledger.commitlog.message_id import decode_offset_message_id
 from dledger.group_api import BrokerGroup
-from dledger.processors.answers import RefusedError, check_readable
+from dledger.processors.answers import RefusedError, bad_request, check_readable
 from dledger.processors.client_table import Client, ClientTable, connection_of
 from dledger.processors.handles import SUB, Limit, handles, needs
 from dledger.remoting.access.accounts import ADMIN, SIGNED
 from dledger.remoting.connection import Connection
 from dledger.remoting.errors import RequestTimedOutError
-from dledger.remoting.processor import Answered, Handled
+from dledger.remoting.handling import Answered, Handled
 from dledger.remoting.protocol import bodies
 from dledger.remoting.protocol.bodies import ProducerInfo, ProducerTableInfo
 from dledger.remoting.protocol.codes import RequestCode, ResponseCode
@@ -77,7 +77,7 @@ class ClientQueriesProcessor:
             return answer(
                 command, Condition.CONSUMER_NOT_ONLINE, f"the consumer group[{name}] not online"
             )
-        return response_to(command, 0, None, None, group.connection().encode())
+        return response_to(command, body=group.connection().encode())
 
     @handles(RequestCode.GET_PRODUCER_CONNECTION_LIST, limit=Limit.ADMIN, rule=SIGNED)
     def producer_connections(self, _connection: Connection, command: RemotingCommand) -> Handled:
@@ -87,7 +87,7 @@ class ClientQueriesProcessor:
         if not clients:
             return answer(command, Condition.BAD_REQUEST, f"the producer group[{name}] not exist")
         body = bodies.ProducerConnection([connection_of(client) for client in clients])
-        return response_to(command, 0, None, None, body.encode())
+        return response_to(command, body=body.encode())
 
     @handles(RequestCode.QUERY_TOPIC_CONSUME_BY_WHO, limit=Limit.ADMIN, rule=SIGNED)
     def consumers_of_topic(self, _connection: Connection, command: RemotingCommand) -> Handled:
@@ -97,7 +97,7 @@ class ClientQueriesProcessor:
         found |= {
             group.name for group in self._clients.consumer_groups if topic in group.subscriptions
         }
-        return response_to(command, 0, None, None, bodies.GroupList(sorted(found)).encode())
+        return response_to(command, body=bodies.GroupList(sorted(found)).encode())
 
     @handles(RequestCode.QUERY_TOPICS_BY_CONSUMER, limit=Limit.ADMIN, rule=SIGNED)
     def topics_of_consumer(self, _connection: Connection, command: RemotingCommand) -> Handled:
@@ -107,7 +107,7 @@ class ClientQueriesProcessor:
         online = self._clients.consumer_group(name)
         if online is not None:
             found |= set(online.subscriptions)
-        return response_to(command, 0, None, None, bodies.TopicList(sorted(found)).encode())
+        return response_to(command, body=bodies.TopicList(sorted(found)).encode())
 
     @handles(RequestCode.QUERY_SUBSCRIPTION_BY_CONSUMER, limit=Limit.ADMIN, rule=SIGNED)
     def subscription(self, _connection: Connection, command: RemotingCommand) -> Handled:
@@ -118,7 +118,7 @@ class ClientQueriesProcessor:
         body = bodies.QuerySubscriptionResponseBody(
             None if found is None else found.data, header.group, header.topic
         )
-        return response_to(command, 0, None, None, body.encode())
+        return response_to(command, body=body.encode())
 
     @handles(RequestCode.GET_ALL_PRODUCER_INFO, limit=Limit.ADMIN, rule=SIGNED)
     def producers(self, _connection: Connection, command: RemotingCommand) -> Handled:
@@ -129,7 +129,7 @@ class ClientQueriesProcessor:
                 for group in self._clients.producer_groups()
             }
         )
-        return response_to(command, 0, None, None, body.encode())
+        return response_to(command, body=body.encode())
 
     def _offset_keys(self) -> list[tuple[str, str]]:
         return list(self._group.state.consumer_offsets)
@@ -199,15 +199,12 @@ class ClientCallsProcessor:
         for client in () if group is None else group.clients.values():
             if client_id is None or client.client_id == client_id:
                 if client.version < MIN_VERSION:
-                    raise RefusedError(
-                        Condition.BAD_REQUEST,
+                    raise bad_request(
                         f"The Consumer <{client.client_id}> Version <{client.version}> too low to "
-                        "finish, please upgrade it to V3_1_8_SNAPSHOT",
+                        "finish, please upgrade it to V3_1_8_SNAPSHOT"
                     )
                 return client
-        raise RefusedError(
-            Condition.BAD_REQUEST, f"The Consumer <{group_name}> <{client_id}> not online"
-        )
+        raise bad_request(f"The Consumer <{group_name}> <{client_id}> not online")
 
     async def _pass_on(
         self, command: RemotingCommand, client: Client[Connection], passed: RemotingCommand
@@ -248,7 +245,7 @@ class ClientCallsProcessor:
                 nursery.start_soon(ask, client)
         ordered = {client_id: table[client_id] for client_id in sorted(table)}
         body = bodies.GetConsumerStatusBody(consumer_table=ordered)
-        return response_to(command, 0, None, None, body.encode())
+        return response_to(command, body=body.encode())
 
     # ------------------------------------------------------------------------------ log
 
@@ -265,6 +262,4 @@ class ClientCallsProcessor:
 
 
 def _no_message(msg_id: str) -> RefusedError:
-    return RefusedError(
-        Condition.BAD_REQUEST, f"can not find message by the offset in the id {msg_id}"
-    )
+    return bad_request(f"can not find message by the offset in the id {msg_id}")

@@ -6,6 +6,7 @@ Spec: docs/internals/protocol/remoting.md, section 8.6.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
@@ -15,6 +16,7 @@ from dledger.broker_errors import TableFullError
 from dledger.group_api import BrokerGroup
 from dledger.processors.answers import (
     RefusedError,
+    bad_request,
     check_group_name,
     check_topic_name,
     not_leader,
@@ -34,12 +36,11 @@ from dledger.remoting.access.gate import limited_account
 from dledger.remoting.addresses import join_address
 from dledger.remoting.connection import Connection
 from dledger.remoting.errors import RemotingError
-from dledger.remoting.processor import Handled
+from dledger.remoting.handling import Handled
 from dledger.remoting.protocol.bodies import CheckClientRequestBody, ConsumerIdList, HeartbeatData
 from dledger.remoting.protocol.codes import RequestCode, ResponseCode
 from dledger.remoting.protocol.command import RemotingCommand, request, response_to
 from dledger.remoting.protocol.headers import ConsumerGroupHeader, UnregisterClientHeader
-from dledger.remoting.protocol.outcome import Condition
 from dledger.remoting.seams import Clock
 from dledger.services.limits import (
     CLIENT_ID_CHARACTERS,
@@ -113,24 +114,18 @@ class SettlingGroups:
         return groups
 
 
+@dataclass(eq=False, repr=False)
 class ClientsProcessor:
     """Keeps the client table, and notifies consumers when their group changed."""
 
-    def __init__(
-        self,
-        group: BrokerGroup,
-        topics: TopicView,
-        clients: ClientTable[Connection],
-        filters: PropertyFilters,
-        *,
-        clock: Clock,
-    ) -> None:
-        self._group = group
-        self._topics = topics
-        self._clients = clients
-        self._filters = filters
-        self._known_groups = KnownGroups(group, topics)
-        self._clock = clock
+    _group: BrokerGroup
+    _topics: TopicView
+    _clients: ClientTable[Connection]
+    _filters: PropertyFilters
+    _clock: Clock
+
+    def __post_init__(self) -> None:
+        self._known_groups = KnownGroups(self._group, self._topics)
         self._watched: set[Connection] = set()
         self._settling = SettlingGroups()
         self._settling_moved = Wakeup()
@@ -212,7 +207,7 @@ class ClientsProcessor:
             return refusal(command, error)
         connection.note_heartbeat()
         self._notify(changed)
-        return response_to(command, 0, None, {"IS_SUPPORT_HEART_BEAT_V2": "false"})
+        return response_to(command, ext={"IS_SUPPORT_HEART_BEAT_V2": "false"})
 
     def _register(
         self, data: HeartbeatData, client: Client[Connection]
@@ -265,19 +260,16 @@ class ClientsProcessor:
         if self._settling.holds(name, self._clock.monotonic()):
             return refusal(
                 command,
-                RefusedError(
-                    Condition.BAD_REQUEST,
+                bad_request(
                     f"this broker has just begun to lead, and may not know every consumer of {name}"
-                    " yet; keep what you have",
+                    " yet; keep what you have"
                 ),
             )
         group = self._clients.consumer_group(name)
         if group is None:
-            return refusal(
-                command, RefusedError(Condition.BAD_REQUEST, f"no consumer for this group, {name}")
-            )
+            return refusal(command, bad_request(f"no consumer for this group, {name}"))
         ids = sorted({client.client_id for client in group.clients.values()})
-        return response_to(command, 0, None, {}, ConsumerIdList(consumer_id_list=ids).encode())
+        return response_to(command, ext={}, body=ConsumerIdList(consumer_id_list=ids).encode())
 
     @handles(RequestCode.CHECK_CLIENT_CONFIG, limit=Limit.CLIENT, rule=SIGNED)
     def check_config(self, _connection: Connection, command: RemotingCommand) -> Handled:
@@ -349,24 +341,20 @@ def _check_names(data: HeartbeatData) -> None:
     Raises RefusedError: one of them cannot be one, or there are too many; nothing was noted.
     """
     if len(data.client_id) > CLIENT_ID_CHARACTERS:
-        raise RefusedError(
-            Condition.BAD_REQUEST, f"the client id is longer than {CLIENT_ID_CHARACTERS} characters"
-        )
+        raise bad_request(f"the client id is longer than {CLIENT_ID_CHARACTERS} characters")
     groups = len(data.producer_data_set) + len(data.consumer_data_set)
     if groups > GROUPS_PER_HEARTBEAT:
-        raise RefusedError(
-            Condition.BAD_REQUEST,
+        raise bad_request(
             f"the heartbeat names {groups} groups; {GROUPS_PER_HEARTBEAT} are allowed: let more"
-            " clients have them",
+            " clients have them"
         )
     for producer in data.producer_data_set:
         check_group_name(producer.group_name)
     for consumer in data.consumer_data_set:
         check_group_name(consumer.group_name)
         if len(consumer.subscription_data_set) > SUBSCRIPTIONS_PER_GROUP:
-            raise RefusedError(
-                Condition.BAD_REQUEST,
-                f"{consumer.group_name} subscribes to more than {SUBSCRIPTIONS_PER_GROUP} topics",
+            raise bad_request(
+                f"{consumer.group_name} subscribes to more than {SUBSCRIPTIONS_PER_GROUP} topics"
             )
         for subscription in consumer.subscription_data_set:
             check_topic_name(subscription.topic)

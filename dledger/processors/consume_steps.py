@@ -22,7 +22,7 @@ from dledger.processors.send_records import SendRecordsProcessor
 from dledger.remoting.access.gate import limited_account
 from dledger.remoting.connection import Connection
 from dledger.remoting.errors import BadRequestError
-from dledger.remoting.processor import DEFERRED, Handled
+from dledger.remoting.handling import DEFERRED, Handled
 from dledger.remoting.protocol.codes import RequestCode
 from dledger.remoting.protocol.command import RemotingCommand
 from dledger.remoting.protocol.outcome import Condition

@@ -33,7 +33,7 @@ from dledger.filters.property_filter import (
     scan,
 )
 from dledger.group_api import BrokerGroup
-from dledger.processors.answers import RefusedError, check_group_name, not_leader
+from dledger.processors.answers import RefusedError, bad_request, check_group_name, not_leader
 from dledger.processors.client_table import (
     ClientTable,
     ConsumerGroup,
@@ -81,10 +81,7 @@ class PropertyFilters:
         off; or, with code 23, *text* is no expression.
         """
         if kind != SQL92 or not self._settings.broker.enable_property_filter:
-            raise RefusedError(
-                Condition.BAD_REQUEST,
-                f"The broker does not support consumer to filter message by {kind}",
-            )
+            raise bad_request(f"The broker does not support consumer to filter message by {kind}")
         try:
             return self._cache.get(text or "")
         except ExpressionIllegalError as error:
@@ -288,29 +285,21 @@ class Pull:
     scan_from: int
 
 
+@dataclass(eq=False, repr=False)
 class PullChecks:
     """Admits pulls, and commits the offsets that they carry."""
 
-    def __init__(
-        self,
-        group: BrokerGroup,
-        settings: BrokerSettings,
-        topics: TopicView,
-        clients: ClientTable[Connection],
-        filters: PropertyFilters,
-        offsets: OffsetCommits,
-        locks: QueueLocks,
-        clock: Clock,
-    ) -> None:
-        self._group = group
-        self._settings = settings
-        self._topics = topics
-        self._clients = clients
-        self._filters = filters
-        self._offsets = offsets
-        self._locks = locks
-        self._clock = clock
-        self._known_groups = KnownGroups(group, topics)
+    _group: BrokerGroup
+    _settings: BrokerSettings
+    _topics: TopicView
+    _clients: ClientTable[Connection]
+    _filters: PropertyFilters
+    _offsets: OffsetCommits
+    _locks: QueueLocks
+    _clock: Clock
+
+    def __post_init__(self) -> None:
+        self._known_groups = KnownGroups(self._group, self._topics)
 
     def admit(
         self,

@@ -12,9 +12,10 @@ from typing import Any, Final
 import trio
 
 from dledger.commitlog.errors import OffsetOutOfRangeError
-from dledger.group_api import BrokerGroup
+from dledger.group_api import BrokerGroup, store_time_at
 from dledger.processors.answers import (
     RefusedError,
+    bad_request,
     check_group_name,
     nothing_to_change,
     propose_change,
@@ -23,10 +24,9 @@ from dledger.processors.answers import (
 )
 from dledger.processors.client_table import ClientTable
 from dledger.processors.handles import Limit, handles
-from dledger.processors.store_times import store_time_at
 from dledger.remoting.access.accounts import ADMIN, SIGNED
 from dledger.remoting.connection import Connection
-from dledger.remoting.processor import DEFERRED, Handled
+from dledger.remoting.handling import DEFERRED, Handled
 from dledger.remoting.protocol import bodies
 from dledger.remoting.protocol.bodies import (
     ConsumeStats,
@@ -43,7 +43,7 @@ from dledger.remoting.protocol.headers import (
     GetBrokerConsumeStatsHeader,
     GetConsumeStatsHeader,
     GroupHeader,
-    TopicGroupHeader,
+    GroupTopicHeader,
 )
 from dledger.remoting.protocol.outcome import Condition
 from dledger.remoting.protocol.own_fields import NOT_MADE_FIELD
@@ -96,10 +96,7 @@ def group_of(body: bodies.SubscriptionGroupConfig) -> SubscriptionGroupConfig:
     """
     check_group_name(body.group_name)
     if body.retry_queue_nums > MAX_RETRY_QUEUES:
-        raise RefusedError(
-            Condition.BAD_REQUEST,
-            f"retryQueueNums {body.retry_queue_nums} is more than {MAX_RETRY_QUEUES}",
-        )
+        raise bad_request(f"retryQueueNums {body.retry_queue_nums} is more than {MAX_RETRY_QUEUES}")
     policy: dict[str, Any] | None = None
     if body.group_retry_policy != bodies.GroupRetryPolicy():
         given = body.group_retry_policy
@@ -185,7 +182,7 @@ class SubscriptionGroupsProcessor:
                 state_version=self._group.term,
             ),
         )
-        return response_to(command, 0, None, {"totalGroupNum": str(len(configs))}, wrapper.encode())
+        return response_to(command, ext={"totalGroupNum": str(len(configs))}, body=wrapper.encode())
 
     @handles(RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG, limit=Limit.ADMIN, rule=SIGNED)
     def group_config(self, _connection: Connection, command: RemotingCommand) -> Handled:
@@ -198,7 +195,7 @@ class SubscriptionGroupsProcessor:
             )
         not_made = self._topics.subscription_group(name) is None
         ext = {NOT_MADE_FIELD: "true"} if not_made else None
-        return response_to(command, 0, None, ext, wire_group(config).encode())
+        return response_to(command, ext=ext, body=wire_group(config).encode())
 
     def _put(
         self,
@@ -209,9 +206,8 @@ class SubscriptionGroupsProcessor:
         require_leader(self._group)
         configs = {config.group_name: config for config in map(group_of, asked_for())}
         if len(configs) > MAX_GROUPS_PER_REQUEST:
-            raise RefusedError(
-                Condition.BAD_REQUEST,
-                f"{len(configs)} groups in one request; at most {MAX_GROUPS_PER_REQUEST}",
+            raise bad_request(
+                f"{len(configs)} groups in one request; at most {MAX_GROUPS_PER_REQUEST}"
             )
         pending = self._topics.pending_groups
         state = self._group.state
@@ -256,7 +252,7 @@ class ConsumeStatsProcessor:
         name = header.consumer_group
 
         def read() -> RemotingCommand:
-            return response_to(command, 0, None, None, self._stats(name, asked).encode())
+            return response_to(command, body=self._stats(name, asked).encode())
 
         return when_stored(
             self._group, self._offsets, self._offsets.slots(name), connection, command, read
@@ -285,12 +281,12 @@ class ConsumeStatsProcessor:
                 body.consume_stats_list.append({name: found})
                 body.total_diff += sum(map(_behind, found))
         body.total_inflight_diff = 0
-        return response_to(command, 0, None, None, body.encode())
+        return response_to(command, body=body.encode())
 
     @handles(RequestCode.QUERY_CONSUME_TIME_SPAN, limit=Limit.ADMIN, rule=SIGNED, reads=True)
     def time_span(self, connection: Connection, command: RemotingCommand) -> Handled:
         """Answer 303: from when to when there are messages, how far a group is, how late."""
-        header = TopicGroupHeader.decode(command.ext)
+        header = GroupTopicHeader.decode(command.ext)
         require_leader(self._group)
         config = self._topics.config(header.topic)
         if config is None:
@@ -302,7 +298,7 @@ class ConsumeStatsProcessor:
                 for queue_id in range(config.write_queue_nums)
             ]
             body = QueryConsumeTimeSpanBody(consume_time_span_set=spans)
-            return response_to(command, 0, None, None, body.encode())
+            return response_to(command, body=body.encode())
 
         slots = self._offsets.slots(header.group, config.topic)
         return when_stored(self._group, self._offsets, slots, connection, command, read)

@@ -35,7 +35,7 @@ from dledger.remoting.access.accounts import (
 from dledger.remoting.access.audit import IsAct, SubjectOf, audited, fields_of
 from dledger.remoting.connection import Connection
 from dledger.remoting.errors import BadRequestError
-from dledger.remoting.processor import Handled, Limiter
+from dledger.remoting.handling import Handled, Limiter
 from dledger.remoting.processor_table import Handler, ProcessorTable
 from dledger.remoting.protocol.bodies import HeartbeatData, LockBatchRequestBody
 from dledger.remoting.protocol.codes import RequestCode
@@ -320,9 +320,13 @@ def declared(processors: Iterable[type]) -> Iterator[tuple[str, Declaration]]:
                 yield name, declaration
 
 
-def codes_of(*processors: type) -> frozenset[RequestCode]:
-    """Return the request codes that these classes answer."""
-    return frozenset(code for _, found in declared(processors) for code in found.codes)
+def codes_of(
+    processors: Iterable[type], holds: Callable[[Declaration], bool] = lambda _: True
+) -> frozenset[RequestCode]:
+    """Return the request codes that these classes answer and whose declaration *holds*."""
+    return frozenset(
+        code for _, found in declared(processors) if holds(found) for code in found.codes
+    )
 
 
 def rules_of(processors: Iterable[type], places: Places) -> dict[int, Rule]:
@@ -334,26 +338,6 @@ def rules_of(processors: Iterable[type], places: Places) -> dict[int, Rule]:
         for _, declaration in declared(processors)
         for code in declaration.codes
     }
-
-
-def local_codes(processors: Iterable[type]) -> frozenset[RequestCode]:
-    """Return the codes that come from the broker's own machine where there is no access control."""
-    return frozenset(
-        code
-        for _, declaration in declared(processors)
-        if declaration.local
-        for code in declaration.codes
-    )
-
-
-def administrative_codes(processors: Iterable[type]) -> frozenset[RequestCode]:
-    """Return the codes of requests that get an audit line."""
-    return frozenset(
-        code
-        for _, declaration in declared(processors)
-        if declaration.is_administrative
-        for code in declaration.codes
-    )
 
 
 def handlers_of(

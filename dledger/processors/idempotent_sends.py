@@ -48,7 +48,7 @@ from dledger.processors.handles import Limit, handles
 from dledger.remoting.access.accounts import SIGNED
 from dledger.remoting.connection import Connection
 from dledger.remoting.errors import BadRequestError
-from dledger.remoting.processor import DEFERRED, Handled
+from dledger.remoting.handling import DEFERRED, Handled
 from dledger.remoting.protocol.codes import RequestCode
 from dledger.remoting.protocol.command import RemotingCommand, response_to
 from dledger.remoting.protocol.header_codec import whole_number
@@ -293,10 +293,10 @@ class OpenProducerProcessor:
             raise BadRequestError(f"{EPOCH_FIELD} is not a number") from error
         session = group.state.producers.get(producer_id)
         if session is not None and session.epoch > left:
-            return response_to(command, 0, None, {EPOCH_FIELD: str(session.epoch)})
+            return response_to(command, ext={EPOCH_FIELD: str(session.epoch)})
 
         def opened(proposed: Proposed) -> RemotingCommand:
-            return response_to(command, 0, None, {EPOCH_FIELD: str(proposed.index)})
+            return response_to(command, ext={EPOCH_FIELD: str(proposed.index)})
 
         answer = answer_when_done(connection, command, group, opened)
         waiting = self._opening.get(producer_id)

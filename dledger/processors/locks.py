@@ -10,10 +10,10 @@ from collections.abc import Callable
 from typing import Final
 
 from dledger.commitlog.errors import MQError
-from dledger.processors.answers import Outcome, RefusedError, check_group_name, refusal
+from dledger.processors.answers import Outcome, RefusedError, bad_request, check_group_name, refusal
 from dledger.processors.handles import LOCKS, Limit, handles
 from dledger.remoting.connection import Connection
-from dledger.remoting.processor import Handled
+from dledger.remoting.handling import Handled
 from dledger.remoting.protocol.bodies import LockBatchRequestBody, LockBatchResponseBody
 from dledger.remoting.protocol.codes import RequestCode
 from dledger.remoting.protocol.command import RemotingCommand, response_to
@@ -77,7 +77,7 @@ class QueueLocksProcessor:
             if TOKENS_FIELD in command.ext:
                 ext[TOKENS_FIELD] = encode_tokens(token for _, token in queues)
             response = LockBatchResponseBody([queue for queue, _ in queues])
-            return response_to(command, 0, None, ext, response.encode())
+            return response_to(command, ext=ext, body=response.encode())
 
         return self._handle(connection, command, begin, answer)
 
@@ -88,9 +88,7 @@ class QueueLocksProcessor:
         def begin(body: LockBatchRequestBody, on_done: OnLocked) -> None:
             tokens = decode_tokens(command.ext.get(TOKENS_FIELD, ""))
             if tokens and len(tokens) != len(body.mq_set):
-                raise RefusedError(
-                    Condition.BAD_REQUEST, f"{len(tokens)} tokens for {len(body.mq_set)} queues"
-                )
+                raise bad_request(f"{len(tokens)} tokens for {len(body.mq_set)} queues")
             self._locks.unlock(body.client_id, _keys(body), tokens, on_done)
 
         return self._handle(connection, command, begin, lambda *_: response_to(command))
@@ -123,14 +121,12 @@ class QueueLocksProcessor:
                 f"subscription group [{body.consumer_group}] does not exist",
             )
         if not 0 < len(body.client_id) <= MAX_CLIENT_ID_CHARS:
-            raise RefusedError(
-                Condition.BAD_REQUEST,
-                f"a client id has 1 to {MAX_CLIENT_ID_CHARS} characters, not {len(body.client_id)}",
+            raise bad_request(
+                f"a client id has 1 to {MAX_CLIENT_ID_CHARS} characters, not {len(body.client_id)}"
             )
         if len(body.mq_set) > MAX_QUEUES_PER_CHANGE:
-            raise RefusedError(
-                Condition.BAD_REQUEST,
-                f"{len(body.mq_set)} queues in one request; at most {MAX_QUEUES_PER_CHANGE}",
+            raise bad_request(
+                f"{len(body.mq_set)} queues in one request; at most {MAX_QUEUES_PER_CHANGE}"
             )
         return body
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dledger.group_api import BrokerGroup
+from dledger.group_api import BrokerGroup, search_offset, starts_in_memory, store_time_at
 from dledger.processors.answers import (
     RefusedError,
     answer_when_done,
@@ -20,10 +20,9 @@ from dledger.processors.answers import (
 from dledger.processors.handles import ANY, CONSUMES, Limit, handles, needs
 from dledger.processors.locks import check_lock_token
 from dledger.processors.operator_offsets import is_of_operator, subject_of_commit
-from dledger.processors.store_times import search_offset, starts_in_memory, store_time_at
 from dledger.remoting.access.gate import limited_account
 from dledger.remoting.connection import Connection
-from dledger.remoting.processor import DEFERRED, Handled
+from dledger.remoting.handling import DEFERRED, Handled
 from dledger.remoting.protocol.codes import RequestCode
 from dledger.remoting.protocol.command import RemotingCommand, response_to
 from dledger.remoting.protocol.headers import (
@@ -198,8 +197,8 @@ class OffsetsProcessor:
         time = NO_TIME
         if bounds is not None and bounds.min_offset < bounds.max_offset:
             time = store_time_at(self._group, header.topic, header.queue_id, bounds.min_offset)
-        return response_to(command, 0, None, {"timestamp": str(time)})
+        return response_to(command, ext={"timestamp": str(time)})
 
 
 def _offset(command: RemotingCommand, offset: int) -> RemotingCommand:
-    return response_to(command, 0, None, {"offset": str(offset)})
+    return response_to(command, ext={"offset": str(offset)})

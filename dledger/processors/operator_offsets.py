@@ -19,10 +19,10 @@ from typing import Final
 
 import structlog
 
-from dledger.group_api import BrokerGroup, Proposed
+from dledger.group_api import BrokerGroup, Proposed, search_offset
 from dledger.processors.answers import (
-    RefusedError,
     answer_when_done,
+    bad_request,
     check_group_name,
     nothing_to_change,
     require_leader,
@@ -31,12 +31,11 @@ from dledger.processors.answers import (
 )
 from dledger.processors.client_table import Client, ClientTable
 from dledger.processors.handles import SUB, Limit, handles, needs
-from dledger.processors.store_times import search_offset
 from dledger.remoting.access.accounts import ADMIN
 from dledger.remoting.access.audit import Subject
 from dledger.remoting.connection import Connection
 from dledger.remoting.errors import RemotingError
-from dledger.remoting.processor import DEFERRED, Handled
+from dledger.remoting.handling import DEFERRED, Handled
 from dledger.remoting.protocol.bodies import (
     MessageQueue,
     QueueOffset,
@@ -50,7 +49,6 @@ from dledger.remoting.protocol.headers import (
     ResetOffsetHeader,
     UpdateConsumerOffsetHeader,
 )
-from dledger.remoting.protocol.outcome import Condition
 from dledger.remoting.protocol.own_fields import BY_OPERATOR_FIELD
 from dledger.services.offset_commits import MAX_OFFSETS_PER_RECORD, OffsetCommits, OffsetSlot
 from dledger.services.pop_grants import PopGrants
@@ -144,17 +142,16 @@ class ResetOffsetsProcessor:
         """Store the offsets, and answer when they are applied."""
         table = self._table(header, is_stored=True)
         if len(table) > MAX_OFFSETS_PER_RECORD:
-            raise RefusedError(
-                Condition.BAD_REQUEST,
+            raise bad_request(
                 f"{len(table)} offsets are more than {MAX_OFFSETS_PER_RECORD}: reset the queues"
-                " one by one",
+                " one by one"
             )
         body = ResetOffsetBody(offset_table=table)
         answered = answer_when_done(
             connection,
             command,
             self._group,
-            lambda _: response_to(command, 0, None, None, body.encode()),
+            lambda _: response_to(command, body=body.encode()),
         )
 
         def done(proposed: Proposed) -> None:
@@ -186,14 +183,13 @@ class ResetOffsetsProcessor:
         clients = list(consumers.clients.values())
         for client in clients:
             if client.version < UNDERSTANDS_SINCE:
-                raise RefusedError(
-                    Condition.BAD_REQUEST,
-                    f"the client {client.client_id} is too old for the request: {client.version}",
+                raise bad_request(
+                    f"the client {client.client_id} is too old for the request: {client.version}"
                 )
         body = ResetOffsetBody(offset_table=table)
         for client in clients:
             self._send_reset(client, header, body)
-        return response_to(command, 0, None, None, body.encode())
+        return response_to(command, body=body.encode())
 
     def _table(
         self, header: ResetOffsetHeader, *, is_stored: bool = False
@@ -201,13 +197,11 @@ class ResetOffsetsProcessor:
         state = self._group.state
         config = state.topic_config(header.topic)
         if config is None or not self._offsets.exists(header.topic):
-            raise RefusedError(Condition.BAD_REQUEST, f"topic {header.topic} does not exist")
+            raise bad_request(f"topic {header.topic} does not exist")
         queues = range(config.write_queue_nums)
         if header.queue_id is not None and header.queue_id >= 0:
             if header.queue_id not in queues:
-                raise RefusedError(
-                    Condition.BAD_REQUEST, f"topic {header.topic} has no queue {header.queue_id}"
-                )
+                raise bad_request(f"topic {header.topic} has no queue {header.queue_id}")
             queues = range(header.queue_id, header.queue_id + 1)
         table = {}
         for queue_id in queues:
@@ -217,10 +211,9 @@ class ResetOffsetsProcessor:
             if consumed is None and is_stored:
                 consumed = wanted
             if consumed is None:
-                raise RefusedError(
-                    Condition.BAD_REQUEST,
+                raise bad_request(
                     f"the consumer group {header.group} has no offset in queue {queue_id} of"
-                    f" {header.topic}",
+                    f" {header.topic}"
                 )
             table[queue] = wanted if header.is_force or wanted < consumed else consumed
         return table
@@ -287,10 +280,9 @@ class CloneOffsetsProcessor:
         if not items:
             return nothing_to_change(group, connection, command)
         if len(items) > MAX_OFFSETS_PER_RECORD:
-            raise RefusedError(
-                Condition.BAD_REQUEST,
+            raise bad_request(
                 f"{len(items)} offsets are more than {MAX_OFFSETS_PER_RECORD}: clone the group"
-                " topic by topic",
+                " topic by topic"
             )
 
         done = answer_when_done(connection, command, group)

@@ -7,11 +7,12 @@ Spec: docs/internals/protocol/remoting.md, section 14; docs/internals/decisions/
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Final
 
 from dledger.commitlog.errors import MQError
 from dledger.group_api import BrokerGroup
-from dledger.processors.answers import Outcome, RefusedError, refusal, require_leader
+from dledger.processors.answers import Outcome, RefusedError, bad_request, refusal, require_leader
 from dledger.processors.get_message import FLAG_SUBSCRIPTION, PullChecks
 from dledger.processors.handles import CONSUMES, Limit, handles
 from dledger.processors.pop_messages import PopMessages
@@ -19,7 +20,7 @@ from dledger.processors.pull import MAX_SUSPEND_MS
 from dledger.remoting.access.accounts import Permission, Right, Rule, group_right, topic_right
 from dledger.remoting.access.gate import limited_account
 from dledger.remoting.connection import Connection
-from dledger.remoting.processor import Handled
+from dledger.remoting.handling import Handled
 from dledger.remoting.protocol.codes import RequestCode, ResponseCode
 from dledger.remoting.protocol.command import RemotingCommand, response_to
 from dledger.remoting.protocol.headers import PullMessageHeader
@@ -42,9 +43,10 @@ from dledger.remoting.protocol.pop_requests import (
     PollingInfoHeader,
     PopMessageHeader,
     PopMessageResponseHeader,
+    ReceiptHandle,
     encode_offsets,
+    revive_queue_of,
 )
-from dledger.remoting.protocol.receipt_handle import ReceiptHandle, revive_queue_of
 from dledger.remoting.protocol.topic_names import INNER_TOPICS
 from dledger.services.offset_commits import OffsetCommits
 from dledger.services.pending_configs import TopicView
@@ -70,11 +72,9 @@ Respond = Callable[[PopAsk], RemotingCommand]
 def _items(command: RemotingCommand) -> list[BatchAck]:
     items = BatchAckMessageRequestBody.decode(command.body).acks
     if len(items) > MAX_RECEIPTS:
-        raise RefusedError(Condition.BAD_REQUEST, f"more than {MAX_RECEIPTS} items in one request")
+        raise bad_request(f"more than {MAX_RECEIPTS} items in one request")
     if sum(item.bits for item in items) > MAX_REQUEST_BITS:
-        raise RefusedError(
-            Condition.BAD_REQUEST, f"more than {MAX_REQUEST_BITS} bits in one request"
-        )
+        raise bad_request(f"more than {MAX_REQUEST_BITS} bits in one request")
     return items
 
 
@@ -88,28 +88,20 @@ BATCH: Final = Rule(rights=_batch)
 """The rights to the topics and groups in the body."""
 
 
+@dataclass(eq=False, repr=False)
 class PopProcessor:
     """Decodes requests of POP consumers, and answers them when their outcome is in the log."""
 
-    def __init__(
-        self,
-        group: BrokerGroup,
-        settings: BrokerSettings,
-        topics: TopicView,
-        checks: PullChecks,
-        offsets: OffsetCommits,
-        messages: PopMessages,
-        pops: PopGrants,
-        throughput: Throughput,
-    ) -> None:
-        self._group = group
-        self._settings = settings
-        self._topics = topics
-        self._checks = checks
-        self._offsets = offsets
-        self._messages = messages
-        self._pops = pops
-        self._throughput = throughput
+    _group: BrokerGroup
+    _settings: BrokerSettings
+    _topics: TopicView
+    _checks: PullChecks
+    _offsets: OffsetCommits
+    _messages: PopMessages
+    _pops: PopGrants
+    _throughput: Throughput
+
+    def __post_init__(self) -> None:
         self._first_queue = 0
         self._watched: set[Connection] = set()
 
@@ -200,7 +192,7 @@ class PopProcessor:
                 "hasMsg": "true" if ask.has_messages else "false",
                 "pollingFull": "true" if ask.is_full else "false",
             }
-            return response_to(command, 0, None, found)
+            return response_to(command, ext=found)
 
         return self._ask(
             connection,
@@ -218,7 +210,7 @@ class PopProcessor:
         header = PollingInfoHeader.decode(command.ext)
         require_leader(self._group)
         count = self._pops.polling_count(header.consumer_group, header.topic, header.queue_id)
-        return response_to(command, 0, None, {"pollingNum": str(count)})
+        return response_to(command, ext={"pollingNum": str(count)})
 
     # ------------------------------------------------------------------------------ receipts
 
@@ -248,9 +240,7 @@ class PopProcessor:
                 for offset in item.offsets
             ]
             if len(receipts) > MAX_RECEIPTS:
-                raise RefusedError(
-                    Condition.BAD_REQUEST, f"more than {MAX_RECEIPTS} messages in one request"
-                )
+                raise bad_request(f"more than {MAX_RECEIPTS} messages in one request")
         if not receipts:
             return response_to(command)
 
@@ -277,7 +267,7 @@ class PopProcessor:
             fields = ChangeInvisibleTimeResponseHeader(
                 ask.store_time_ms, header.invisible_time, revive_queue_of(ask.index)
             )
-            return response_to(command, 0, None, fields.encode())
+            return response_to(command, ext=fields.encode())
 
         return self._ask(
             connection,
@@ -404,10 +394,7 @@ def _receipt(header: AckMessageHeader | ChangeInvisibleTimeHeader) -> Receipt:
 
 def _check_time(invisible_ms: int) -> None:
     if not 0 < invisible_ms <= MAX_INVISIBLE_MS:
-        raise RefusedError(
-            Condition.BAD_REQUEST,
-            f"an invisible time of {invisible_ms} ms; it is 1 to {MAX_INVISIBLE_MS}",
-        )
+        raise bad_request(f"an invisible time of {invisible_ms} ms; it is 1 to {MAX_INVISIBLE_MS}")
 
 
 def _stale(command: RemotingCommand, topic: str, ask: PopAsk) -> RemotingCommand:

@@ -25,14 +25,13 @@ from dledger.commitlog.record import Layout, check_bodies
 from dledger.filters.errors import DamagedMessageError
 from dledger.filters.expiry import LivingFilter
 from dledger.filters.property_filter import MAX_SCANNED_UNITS, PropertyFilter, scan
-from dledger.group_api import BrokerGroup
+from dledger.group_api import BrokerGroup, starts_in_memory
 from dledger.processors.answers import RefusedError
 from dledger.processors.client_table import TagCodes
 from dledger.processors.destination import Destinations
 from dledger.processors.get_message import MIN_SCAN_UNITS, SCAN_FACTOR
 from dledger.processors.pull import PullProcessor
 from dledger.processors.send_back import dead_letter_copy
-from dledger.processors.store_times import starts_in_memory
 from dledger.services.offset_commits import OffsetCommits
 from dledger.services.pending_configs import TopicView
 from dledger.services.pop_decision import DeadLetter, Found, Receive

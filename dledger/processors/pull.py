@@ -35,7 +35,7 @@ from dledger.processors.get_message import (
 )
 from dledger.processors.handles import CONSUMES, Limit, handles
 from dledger.remoting.connection import Connection
-from dledger.remoting.processor import DEFERRED, Handled
+from dledger.remoting.handling import DEFERRED, Handled
 from dledger.remoting.protocol.codes import RequestCode, ResponseCode
 from dledger.remoting.protocol.command import RemotingCommand, SerializeType, response_to
 from dledger.remoting.protocol.headers import PullMessageHeader
@@ -92,31 +92,25 @@ _CODES = {
 }
 
 
+@dataclass(eq=False, repr=False)
 class PullProcessor:
     """Answers pulls, and keeps those that wait."""
 
-    def __init__(
-        self,
-        group: BrokerGroup,
-        settings: BrokerSettings,
-        checks: PullChecks,
-        throughput: Throughput,
-        clock: Clock,
-        executor: Executor,
-    ) -> None:
-        self._group = group
-        self._settings = settings
-        self._checks = checks
-        self._throughput = throughput
-        self._clock = clock
-        self._executor = executor
+    _group: BrokerGroup
+    _settings: BrokerSettings
+    _checks: PullChecks
+    _throughput: Throughput
+    _clock: Clock
+    _executor: Executor
+
+    def __post_init__(self) -> None:
         self._suggestion = ReadSuggestion(
-            group,
-            own_id=settings.follower_id,
-            follower_ids=settings.follower_ids,
-            recent_bytes=settings.recent_bytes,
-            slave_read_enable=settings.broker.slave_read_enable,
-            clock=clock,
+            self._group,
+            own_id=self._settings.follower_id,
+            follower_ids=self._settings.follower_ids,
+            recent_bytes=self._settings.recent_bytes,
+            slave_read_enable=self._settings.broker.slave_read_enable,
+            clock=self._clock,
         )
         self._held: HeldRequests[QueueKey, HeldPull] = HeldRequests()
         self._deadline_moved = Wakeup()

@@ -29,6 +29,7 @@ from dledger.filters.errors import DamagedMessageError
 from dledger.group_api import BrokerGroup
 from dledger.processors.answers import (
     RefusedError,
+    bad_request,
     check_readable,
     not_leader,
     require_leader,
@@ -39,7 +40,7 @@ from dledger.processors.get_message import MessageRange, PropertyFilters, read_u
 from dledger.processors.handles import SUB, Limit, handles, message_at, needs
 from dledger.remoting.access.accounts import SIGNED
 from dledger.remoting.connection import Connection
-from dledger.remoting.processor import Handled
+from dledger.remoting.handling import Handled
 from dledger.remoting.protocol.bodies import ConsumeQueueData, QueryConsumeQueueResponseBody
 from dledger.remoting.protocol.codes import RequestCode
 from dledger.remoting.protocol.command import RemotingCommand, response_to
@@ -161,13 +162,11 @@ class KeyQueryProcessor:
         index = group.key_index
         return response_to(
             command,
-            0,
-            None,
-            {
+            ext={
                 "indexLastUpdateTimestamp": str(index.last_timestamp_ms),
                 "indexLastUpdatePhyoffset": str(index.end_phy_offset),
             },
-            b"".join(item.data for item in reversed(found)),
+            body=b"".join(item.data for item in reversed(found)),
         )
 
     async def _search(self, wanted: _Wanted) -> list[_Found]:
@@ -200,10 +199,9 @@ class KeyQueryProcessor:
             return found
         if await self._collect(wanted, waiting, found) or found:
             return found
-        raise RefusedError(
-            Condition.BAD_REQUEST,
+        raise bad_request(
             f"nothing among the newest {entries} entries of the index that look like key "
-            f"{wanted.key!r} of {wanted.topic}, and there are more: end the time range earlier",
+            f"{wanted.key!r} of {wanted.topic}, and there are more: end the time range earlier"
         )
 
     async def _collect(
@@ -268,12 +266,10 @@ class MessageViewProcessor:
             try:
                 record = self._group.log.record_at(header.offset)
                 check_readable(record)
-                return response_to(command, 0, None, None, record)
+                return response_to(command, body=record)
             except (OffsetOutOfRangeError, CorruptRecordError):
                 pass  # no record begins there: refused below
-        raise RefusedError(
-            Condition.BAD_REQUEST, f"can not find message by the offset, {header.offset}"
-        )
+        raise bad_request(f"can not find message by the offset, {header.offset}")
 
 
 MAX_UNITS: Final = 500
@@ -292,16 +288,14 @@ class ConsumeQueueViewProcessor:
     def handle(self, _connection: Connection, command: RemotingCommand) -> Handled:
         """Return units from an offset on."""
         body = self._view(QueryConsumeQueueHeader.decode(command.ext))
-        return response_to(command, 0, None, None, body.encode())
+        return response_to(command, body=body.encode())
 
     def _view(self, header: QueryConsumeQueueHeader) -> QueryConsumeQueueResponseBody:
         group = self._group
         require_leader(group)
         bounds = group.state.queues.get((header.topic, header.queue_id))
         if bounds is None:
-            raise RefusedError(
-                Condition.BAD_REQUEST, f"{header.queue_id}@{header.topic} is not exist!"
-            )
+            raise bad_request(f"{header.queue_id}@{header.topic} is not exist!")
         subscription = self._subscription(header)
         body = QueryConsumeQueueResponseBody(
             subscription_data=subscription.data if subscription is not None else None,

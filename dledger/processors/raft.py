@@ -26,7 +26,7 @@ from dledger.broker_errors import (
 )
 from dledger.group import Group
 from dledger.group_api import BrokerGroup
-from dledger.processors.answers import RefusedError
+from dledger.processors.answers import bad_request
 from dledger.processors.handles import Limit, handles
 from dledger.raft.identity import Hello
 from dledger.raft.membership import Member, Members, Standing
@@ -34,10 +34,9 @@ from dledger.raft.wire import parse_address
 from dledger.remoting.access.accounts import ADMIN, SIGNED
 from dledger.remoting.addresses import is_loopback
 from dledger.remoting.connection import Connection
-from dledger.remoting.processor import Handled
+from dledger.remoting.handling import Handled
 from dledger.remoting.protocol.codes import RequestCode
 from dledger.remoting.protocol.command import RemotingCommand, response_to
-from dledger.remoting.protocol.outcome import Condition
 from dledger.remoting.protocol.own_fields import NAMES_STALE_FIELD
 from dledger.remoting.seams import Clock
 from dledger.settings.parts import BrokerSettings
@@ -235,7 +234,7 @@ class RaftChangeProcessor:
         """
         op, name = _text(command, "op"), _text(command, "name")
         if not name and op != "transfer":
-            raise RefusedError(Condition.BAD_REQUEST, "the name of the member is missing")
+            raise bad_request("the name of the member is missing")
         match op:
             case "add":
                 await self._changes.add(name, _address(command))
@@ -250,9 +249,8 @@ class RaftChangeProcessor:
             case "transfer":
                 await self._changes.transfer(name or None)
             case _:
-                raise RefusedError(
-                    Condition.BAD_REQUEST,
-                    f"op {op!r} is not add, observe, promote, remove, replace or transfer",
+                raise bad_request(
+                    f"op {op!r} is not add, observe, promote, remove, replace or transfer"
                 )
         return response_to(command)
 
@@ -266,7 +264,7 @@ def _address(command: RemotingCommand) -> tuple[str, int]:
     text = _text(command, "address")
     address = parse_address(text)
     if address is None:
-        raise RefusedError(Condition.BAD_REQUEST, f"address {text!r} is not host:port")
+        raise bad_request(f"address {text!r} is not host:port")
     return address
 
 
@@ -286,7 +284,7 @@ class RaftStatusProcessor:
             "address": self._settings.address,
             **self._group.status(),
         }
-        return response_to(command, 0, None, None, msgspec.json.encode(status))
+        return response_to(command, body=msgspec.json.encode(status))
 
 
 DISTRIBUTION = "dledger-mq"
@@ -319,4 +317,4 @@ class CapabilitiesProcessor:
     def handle(self, _connection: Connection, command: RemotingCommand) -> Handled:
         """Return what this broker understands beside RocketMQ's protocol."""
         ext = {**self._ext, "groupIdentity": self._group.group_identity}
-        return response_to(command, 0, None, ext)
+        return response_to(command, ext=ext)

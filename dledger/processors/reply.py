@@ -31,13 +31,20 @@ from dledger.commitlog.record import (
     encode_record,
 )
 from dledger.group_api import BrokerGroup, Proposed
-from dledger.processors.answers import TRACED, RefusedError, born_host_of, refusal, require_leader
+from dledger.processors.answers import (
+    TRACED,
+    RefusedError,
+    bad_request,
+    born_host_of,
+    refusal,
+    require_leader,
+)
 from dledger.processors.client_table import Client, ClientTable
 from dledger.processors.destination import Destinations, body_refused, check_room
 from dledger.processors.handles import Limit, handles, replies
 from dledger.remoting.addresses import join_address
 from dledger.remoting.connection import Connection
-from dledger.remoting.processor import Answered, Handled
+from dledger.remoting.handling import Answered, Handled
 from dledger.remoting.protocol.codes import RequestCode, ResponseCode
 from dledger.remoting.protocol.command import RemotingCommand, request, response_to
 from dledger.remoting.protocol.headers import ReplyMessageHeader, SendMessageHeader
@@ -134,10 +141,7 @@ class ReplyProcessor:
     def _requester(self, reply: _Reply) -> Client[Connection]:
         client_id = reply.properties.get(PROPERTY_REPLY_TO_CLIENT)
         if client_id is None:
-            raise RefusedError(
-                Condition.BAD_REQUEST,
-                f"reply message properties[{PROPERTY_REPLY_TO_CLIENT}] is null",
-            )
+            raise bad_request(f"reply message properties[{PROPERTY_REPLY_TO_CLIENT}] is null")
         client = self._clients.producer(client_id)
         if client is None:
             raise _RequesterAwayError(
@@ -167,7 +171,7 @@ class ReplyProcessor:
             "queueId": str(reply.queue_id),
             "queueOffset": str(queue_offset),
         }
-        return self._with_region(response_to(command, 0, None, ext))
+        return self._with_region(response_to(command, ext=ext))
 
     def _pushed(self, reply: _Reply) -> RemotingCommand:
         header, now_ms = reply.header, self._clock.wall_ms()

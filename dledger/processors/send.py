@@ -16,7 +16,6 @@ from typing_extensions import Buffer
 
 from dledger.commitlog.entry import Run
 from dledger.commitlog.errors import CorruptRecordError, MQError
-from dledger.commitlog.message_batch import decode_batch
 from dledger.commitlog.message_id import UniqKeyFactory, encode_offset_message_id
 from dledger.commitlog.properties import (
     MAX_CLIENT_PROPERTIES_BYTES,
@@ -39,6 +38,7 @@ from dledger.commitlog.record import (
     Record,
     encode_record,
 )
+from dledger.commitlog.record_batch import decode_batch
 from dledger.filters.expiry import EXPIRE_MARK, expire_after_ms
 from dledger.group_api import BrokerGroup, Proposed
 from dledger.processors.answers import (
@@ -67,7 +67,7 @@ from dledger.processors.timer_sends import TimedSend, TimerSends, handle_of
 from dledger.remoting.access.gate import limited_account
 from dledger.remoting.connection import Connection
 from dledger.remoting.errors import BadRequestError
-from dledger.remoting.processor import DEFERRED, Handled
+from dledger.remoting.handling import DEFERRED, Handled
 from dledger.remoting.protocol.codes import RequestCode
 from dledger.remoting.protocol.command import RemotingCommand, response_to
 from dledger.remoting.protocol.headers import SendMessageHeader
@@ -115,29 +115,23 @@ class _Destination:
     """Of a half message."""
 
 
+@dataclass(eq=False, repr=False)
 class SendProcessor:
     """Turns send requests into proposals."""
 
-    def __init__(
-        self,
-        group: BrokerGroup,
-        settings: BrokerSettings,
-        destinations: Destinations,
-        sends: ProducerSends,
-        timers: TimerSends,
-        locks: QueueLocks,
-        uniq_keys: UniqKeyFactory,
-        clock: Clock,
-    ) -> None:
-        self._group = group
-        self._settings = settings
-        self._destinations = destinations
-        self._sends = sends
-        self._timers = timers
-        self._locks = locks
-        self._uniq_keys = uniq_keys
-        self._clock = clock
-        self._cluster_property = encode_properties({PROPERTY_CLUSTER: settings.broker.cluster_name})
+    _group: BrokerGroup
+    _settings: BrokerSettings
+    _destinations: Destinations
+    _sends: ProducerSends
+    _timers: TimerSends
+    _locks: QueueLocks
+    _uniq_keys: UniqKeyFactory
+    _clock: Clock
+
+    def __post_init__(self) -> None:
+        self._cluster_property = encode_properties(
+            {PROPERTY_CLUSTER: self._settings.broker.cluster_name}
+        )
 
     @handles(
         RequestCode.SEND_MESSAGE,
@@ -474,7 +468,7 @@ class SendProcessor:
             ext["transactionId"] = transaction_id
         if handle:
             ext["recallHandle"] = handle
-        return response_to(command, 0, None, ext)
+        return response_to(command, ext=ext)
 
     def _message_ids(self, position: int, sizes: list[int]) -> str:
         host = self._settings.store_host

@@ -40,6 +40,7 @@ from dledger.group_api import BrokerGroup
 from dledger.processors.answers import (
     RefusedError,
     answer_when_done,
+    bad_request,
     check_group_name,
     check_sendable,
     require_leader,
@@ -47,7 +48,7 @@ from dledger.processors.answers import (
 from dledger.processors.destination import Destinations, check_accepts, retries_allowed
 from dledger.processors.handles import Limit, handles, sends_back
 from dledger.remoting.connection import Connection
-from dledger.remoting.processor import DEFERRED, Handled
+from dledger.remoting.handling import DEFERRED, Handled
 from dledger.remoting.protocol.codes import RequestCode
 from dledger.remoting.protocol.command import RemotingCommand, response_to
 from dledger.remoting.protocol.headers import ConsumerSendMsgBackHeader
@@ -226,4 +227,4 @@ class SendBackProcessor:
             ) from error
         except (OffsetOutOfRangeError, CorruptRecordError):
             pass  # no record begins there: refused below
-        raise RefusedError(Condition.BAD_REQUEST, f"look message by offset failed, {offset}")
+        raise bad_request(f"look message by offset failed, {offset}")

@@ -58,7 +58,7 @@ from dledger.processors.idempotent_sends import (
 from dledger.remoting.access.gate import limited_account
 from dledger.remoting.connection import Connection
 from dledger.remoting.errors import BadRequestError
-from dledger.remoting.processor import DEFERRED, Handled
+from dledger.remoting.handling import DEFERRED, Handled
 from dledger.remoting.protocol.codes import RequestCode
 from dledger.remoting.protocol.command import RemotingCommand, response_to
 from dledger.remoting.protocol.outcome import ANSWERS, Condition
@@ -157,7 +157,7 @@ class SendRecordsProcessor:
         taken = self._checked(connection, runs, default_queue_nums, records, sizes)
         if not taken.runs:
             results = _results(len(runs), taken.refused, ())
-            return response_to(command, 0, None, {"results": results})
+            return response_to(command, ext={"results": results})
         self._propose(connection, command, len(runs), taken, stamp)
         return DEFERRED
 
@@ -331,7 +331,7 @@ def _stored(
         "store_time_ms": store_time_ms,
         "grown_bytes": len(store_host) + len(born_host) - 2 * IPV4_HOST_BYTES,
     }
-    return response_to(command, 0, None, ext)
+    return response_to(command, ext=ext)
 
 
 def _runs_of(command: RemotingCommand) -> tuple[tuple[Run, ...], int]:

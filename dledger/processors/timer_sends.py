@@ -31,11 +31,11 @@ from dledger.commitlog.properties import (
 from dledger.commitlog.record import Record
 from dledger.derived_files import KEYS_ARE_MISSING
 from dledger.group_api import BrokerGroup, OnDone, Proposed
-from dledger.processors.answers import RefusedError, answer_when_done, require_leader
+from dledger.processors.answers import RefusedError, answer_when_done, bad_request, require_leader
 from dledger.processors.destination import check_accepts
 from dledger.processors.handles import PUB, Limit, handles, needs
 from dledger.remoting.connection import Connection
-from dledger.remoting.processor import DEFERRED, Handled
+from dledger.remoting.handling import DEFERRED, Handled
 from dledger.remoting.protocol.codes import RequestCode
 from dledger.remoting.protocol.command import RemotingCommand, response_to
 from dledger.remoting.protocol.headers import RecallHandle, RecallMessageHeader
@@ -157,11 +157,10 @@ class RecallProcessor:
         header = RecallMessageHeader.decode(command.ext)
         handle = RecallHandle.decode(header.recall_handle)
         if handle.topic != header.topic or handle.broker_name != settings.broker.broker_name:
-            raise RefusedError(
-                Condition.BAD_REQUEST,
-                f"recall failed, the handle is for {handle.topic} on {handle.broker_name}",
+            raise bad_request(
+                f"recall failed, the handle is for {handle.topic} on {handle.broker_name}"
             )
-        recalled = response_to(command, 0, None, {"msgId": handle.uniq_key})
+        recalled = response_to(command, ext={"msgId": handle.uniq_key})
         message = self._recalls.claim(handle.topic, handle.uniq_key, handle.due_ms)
         if not message.offsets:
             return recalled

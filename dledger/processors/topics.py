@@ -15,10 +15,11 @@ from msgspec.structs import replace
 
 from dledger.broker_errors import ConfirmationNeededError
 from dledger.filters.expiry import EXPIRES_ATTRIBUTE, expires
-from dledger.group_api import BrokerGroup
+from dledger.group_api import BrokerGroup, store_time_at
 from dledger.processors.answers import (
     RefusedError,
     asked_by,
+    bad_request,
     check_topic_name,
     is_confirmed,
     nothing_to_change,
@@ -26,11 +27,10 @@ from dledger.processors.answers import (
     require_leader,
 )
 from dledger.processors.handles import Limit, handles
-from dledger.processors.store_times import store_time_at
 from dledger.registration import data_version, wire_topic
 from dledger.remoting.access.accounts import ADMIN, SIGNED
 from dledger.remoting.connection import Connection
-from dledger.remoting.processor import DEFERRED, Handled
+from dledger.remoting.handling import DEFERRED, Handled
 from dledger.remoting.protocol import bodies
 from dledger.remoting.protocol.bodies import MAX_QUEUE_NUMS, out_of_bounds
 from dledger.remoting.protocol.codes import RequestCode
@@ -104,7 +104,7 @@ class TopicsProcessor:
         require_leader(self._group)
         asked = bodies.TopicConfigList.decode(command.body).topic_config_list
         if not asked:
-            raise RefusedError(Condition.BAD_REQUEST, "no topic is listed")
+            raise bad_request("no topic is listed")
         configs = {topic.topic_name: self._config(_header(topic)) for topic in asked}
         self._topics.check_room(sum(self._topics.config(name) is None for name in configs))
         configs = {
@@ -122,7 +122,7 @@ class TopicsProcessor:
     def system_topics(self, _connection: Connection, command: RemotingCommand) -> Handled:
         """Answer 305: the topics every broker has by itself."""
         names = sorted(self._group.state.builtin_topics)
-        return response_to(command, 0, None, None, bodies.TopicList(topic_list=names).encode())
+        return response_to(command, body=bodies.TopicList(topic_list=names).encode())
 
     @handles(RequestCode.DELETE_TOPIC_IN_BROKER, limit=Limit.ADMIN, rule=ADMIN, local=True)
     def delete(self, connection: Connection, command: RemotingCommand) -> Handled:
@@ -130,7 +130,7 @@ class TopicsProcessor:
         require_leader(self._group)
         topic = TopicHeader.decode(command.ext).topic
         if not topic.strip():
-            raise RefusedError(Condition.BAD_REQUEST, "the specified topic is blank")
+            raise bad_request("the specified topic is blank")
         self._refuse_system_topic(topic)
         if self._topics.config(topic) is None and not self._topics.is_deleting(topic):
             return nothing_to_change(self._group, connection, command)
@@ -157,24 +157,22 @@ class TopicsProcessor:
         )
         return response_to(
             command,
-            0,
-            None,
-            {"totalTopicNum": str(len(wrapper.topic_config_table))},
-            wrapper.encode(),
+            ext={"totalTopicNum": str(len(wrapper.topic_config_table))},
+            body=wrapper.encode(),
         )
 
     @handles(RequestCode.GET_TOPIC_CONFIG, limit=Limit.ADMIN, rule=SIGNED)
     def topic_config(self, _connection: Connection, command: RemotingCommand) -> Handled:
         """Answer 351: one topic."""
         config = self._existing(TopicHeader.decode(command.ext).topic)
-        return response_to(command, 0, None, None, wire_topic(config).encode())
+        return response_to(command, body=wire_topic(config).encode())
 
     @handles(RequestCode.GET_TOPIC_STATS_INFO, limit=Limit.ADMIN, rule=SIGNED, reads=True)
     def topic_stats(self, _connection: Connection, command: RemotingCommand) -> Handled:
         """Answer 202: bounds and newest store time of each queue."""
         config = self._existing(TopicHeader.decode(command.ext).topic)
         body = self._stats(config)
-        return response_to(command, 0, None, None, body.encode())
+        return response_to(command, body=body.encode())
 
     def _stats(self, config: TopicConfig) -> bodies.TopicStatsTable:
         table = {}
@@ -236,9 +234,7 @@ class TopicsProcessor:
 
     def _refuse_system_topic(self, topic: str) -> None:
         if is_reserved(topic) or topic in self._group.state.builtin_topics:
-            raise RefusedError(
-                Condition.BAD_REQUEST, f"The topic[{topic}] is conflict with system topic."
-            )
+            raise bad_request(f"The topic[{topic}] is conflict with system topic.")
 
     def _config(self, header: CreateTopicHeader) -> TopicConfig:
         topic = header.topic
@@ -249,9 +245,7 @@ class TopicsProcessor:
             ("writeQueueNums", header.write_queue_nums),
         ):
             if not 0 < queues <= MAX_QUEUE_NUMS:
-                raise RefusedError(
-                    Condition.BAD_REQUEST, f"{name} {queues} is not between 1 and {MAX_QUEUE_NUMS}"
-                )
+                raise bad_request(f"{name} {queues} is not between 1 and {MAX_QUEUE_NUMS}")
         current = self._topics.pending.resolve(topic)
         if current is None:
             self._topics.check_room()
@@ -270,7 +264,7 @@ class TopicsProcessor:
         )
         reason = out_of_bounds(config)
         if reason:
-            raise RefusedError(Condition.BAD_REQUEST, reason)
+            raise bad_request(reason)
         return config
 
 
@@ -301,17 +295,14 @@ def _attributes(text: str | None, current: dict[str, str]) -> dict[str, str]:
             current.pop(key, None)
         elif sign == "+" and key and has_value:
             if key == TYPE_ATTRIBUTE and value not in MESSAGE_TYPES:
-                raise RefusedError(
-                    Condition.BAD_REQUEST,
-                    f"{TYPE_ATTRIBUTE} is one of {', '.join(MESSAGE_TYPES)}, not {value[:32]!r}",
+                raise bad_request(
+                    f"{TYPE_ATTRIBUTE} is one of {', '.join(MESSAGE_TYPES)}, not {value[:32]!r}"
                 )
             current[key] = value
         else:
-            raise RefusedError(
-                Condition.BAD_REQUEST, f"attribute {item!r} is neither +key=value nor -key"
-            )
+            raise bad_request(f"attribute {item!r} is neither +key=value nor -key")
     try:
         retention_ms(current)
     except ValueError as error:
-        raise RefusedError(Condition.BAD_REQUEST, str(error)) from error
+        raise bad_request(str(error)) from error
     return current

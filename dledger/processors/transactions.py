@@ -24,13 +24,14 @@ from dledger.processors.answers import (
     Outcome,
     RefusedError,
     answer_when_done,
+    bad_request,
     proposal_answer,
     require_leader,
 )
 from dledger.processors.client_table import ClientTable
 from dledger.processors.handles import PUB, Limit, handles, message_at
 from dledger.remoting.connection import Connection
-from dledger.remoting.processor import DEFERRED, Handled
+from dledger.remoting.handling import DEFERRED, Handled
 from dledger.remoting.protocol.codes import RequestCode
 from dledger.remoting.protocol.command import RemotingCommand, request, response_to
 from dledger.remoting.protocol.headers import CheckTransactionStateHeader, EndTransactionHeader
@@ -79,9 +80,8 @@ class EndTransactionProcessor:
             return DEFERRED
         known = self._decisions.decision(half_offset)
         if known is None:
-            raise RefusedError(
-                Condition.BAD_REQUEST,
-                f"half message {half_offset} was decided so long ago that it is not known how",
+            raise bad_request(
+                f"half message {half_offset} was decided so long ago that it is not known how"
             )
         if known is not decision:
             raise DecidedOtherwiseError(
@@ -102,8 +102,8 @@ class EndTransactionProcessor:
                 Condition.NOT_READY, f"the half message is damaged and being repaired: {error}"
             ) from error
         except (OffsetOutOfRangeError, CorruptRecordError, UnprocessableMessageError) as error:
-            raise RefusedError(
-                Condition.BAD_REQUEST, f"no half message stands at {position} (any more): {error}"
+            raise bad_request(
+                f"no half message stands at {position} (any more): {error}"
             ) from error
         record = message.record
         for what, there, named in (
@@ -112,9 +112,7 @@ class EndTransactionProcessor:
             ("commit log offset", record.phy_offset, header.commit_log_offset),
         ):
             if there != named:
-                raise RefusedError(
-                    Condition.BAD_REQUEST, f"the {what} is wrong: {named}, the half has {there}"
-                )
+                raise bad_request(f"the {what} is wrong: {named}, the half has {there}")
         return message
 
     def _refuse_early(self, header: EndTransactionHeader, half: HalfMessage) -> None:
@@ -168,9 +166,7 @@ def _decision(header: EndTransactionHeader) -> TransactionDecision:
         return TransactionDecision.COMMIT
     if header.commit_or_rollback == TransactionDecision.ROLLBACK:
         return TransactionDecision.ROLLBACK
-    raise RefusedError(
-        Condition.BAD_REQUEST, f"commitOrRollback {header.commit_or_rollback} is neither"
-    )
+    raise bad_request(f"commitOrRollback {header.commit_or_rollback} is neither")
 
 
 class CheckBack:

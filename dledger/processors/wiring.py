@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Final
 
 import trio
@@ -32,8 +33,8 @@ from dledger.processors.handles import (
     Limit,
     Places,
     TopicAt,
+    codes_of,
     handlers_of,
-    local_codes,
     register,
     rules_of,
 )
@@ -59,7 +60,7 @@ from dledger.processors.topics import TopicsProcessor
 from dledger.processors.transactions import EndTransactionProcessor
 from dledger.remoting.access.accounts import Rule
 from dledger.remoting.connection import Connection
-from dledger.remoting.processor import Limiter
+from dledger.remoting.handling import Limiter
 from dledger.remoting.processor_table import ProcessorTable
 from dledger.remoting.seams import Clock, Executor, Rng
 from dledger.services.delayed_message import TimerClaims
@@ -110,7 +111,7 @@ PROCESSORS: Final[tuple[type, ...]] = (
 )
 """Every class of a broker that declares handlers."""
 
-LOCAL_ADMIN: Final = local_codes(PROCESSORS)
+LOCAL_ADMIN: Final = codes_of(PROCESSORS, attrgetter("local"))
 """They erase data, or change members, settings of durability and retention: without access
 control they come from the broker's own machine, unless `server.open_admin` is on."""
 
@@ -198,9 +199,7 @@ class BrokerProcessors:
         )
         self.pops = PopGrants(group, topics, clock, messages, self.offsets.drop)
         self.offsets.check_slot = self.pops.check_classic
-        self.clients_processor = ClientsProcessor(
-            group, topics, self.clients, self._filters, clock=clock
-        )
+        self.clients_processor = ClientsProcessor(group, topics, self.clients, self._filters, clock)
         open_producer = OpenProducerProcessor(group)
         limiters = _limiters(settings)
         self.limiters = {limit.value: limiter for limit, limiter in limiters.items()}
@@ -279,13 +278,7 @@ class BrokerProcessors:
         return (
             TopicsProcessor(group, self.topics, self.offsets, settings, clock),
             RuntimeInfoProcessor(
-                group,
-                settings,
-                self.throughput,
-                clock=clock,
-                disk_ratio=folder.disk_ratio,
-                disk_bytes=folder.disk_bytes,
-                limiters=pools,
+                group, settings, self.throughput, clock, folder.disk_ratio, pools, folder.disk_bytes
             ),
             BrokerStatsProcessor(self.throughput.stats, clock=clock),
             CleanUpProcessor(group, folder.expire_soon),

@@ -39,7 +39,7 @@ from dledger.remoting.errors import BadRequestError
 from dledger.remoting.log import get_logger
 from dledger.remoting.protocol.codes import RequestCode, ResponseCode
 from dledger.remoting.protocol.headers import ConsumerSendMsgBackHeader
-from dledger.remoting.protocol.receipt_handle import ReceiptHandle
+from dledger.remoting.protocol.pop_requests import ReceiptHandle
 
 INVISIBLE_MS: Final = 60_000
 """For how long a message is a client's that names no time; RocketMQ's."""

@@ -21,7 +21,7 @@ from dledger.client.core.errors import ReceiptStaleError
 from dledger.client.core.route import MessageQueue
 from dledger.commitlog.errors import MQError
 from dledger.remoting.log import get_logger
-from dledger.remoting.protocol.receipt_handle import ReceiptHandle
+from dledger.remoting.protocol.pop_requests import ReceiptHandle
 
 INVISIBLE_S: Final = 60.0
 """Of each renewal, and of the grant before the first."""

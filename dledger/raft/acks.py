@@ -121,25 +121,21 @@ class PendingAcks:
             state.peers.reply(ack.leader, Kind.APPEND_REPLY, True, index)
 
 
+@dataclass(eq=False, repr=False)
 class Flusher:
     """Flushes what is not durable yet.
 
     *flushing*: whether a flush of the log is under way in another thread.
     """
 
-    def __init__(
-        self,
-        settings: RaftSettings,
-        journal: CommitLogJournal,
-        clock: Clock,
-        settle: Callable[[], None],
-    ) -> None:
+    _settings: RaftSettings
+    _journal: CommitLogJournal
+    _clock: Clock
+    _settle: Callable[[], None]
+
+    def __post_init__(self) -> None:
         self.flushing = False
-        self._settings = settings
-        self._journal = journal
-        self._term_vote = journal.term_vote
-        self._clock = clock
-        self._settle = settle
+        self._term_vote = self._journal.term_vote
         self._flush_wake = Wakeup()
         self._vote_wake = Wakeup()
         self._executor: Executor | None = None

@@ -262,7 +262,11 @@ def _checksum(record: Mapping[str, Any]) -> int:
     return zlib.crc32(cbor2.dumps({key: record[key] for key in _FIELDS}, canonical=True))
 
 
-def _write(disk: Disk, path: str, record: dict[str, Any]) -> None:
+def _write(
+    disk: Disk, path: str, owner: tuple[str, str, str], incarnation: str, voters: Mapping[str, str]
+) -> None:
+    record: dict[str, Any] = dict(zip(("cluster", "group", "name"), owner, strict=True))
+    record |= {"v": FORMAT_VERSION, "inc": incarnation, "voters": dict(voters)}
     record["crc"] = _checksum(record)
     disk.replace(path, cbor2.dumps(record, canonical=True))
 
@@ -295,15 +299,8 @@ class Identity:
         self.voters = record["voters"]
 
     def _write(self) -> None:
-        record = {
-            "v": FORMAT_VERSION,
-            "cluster": self.cluster,
-            "group": self.group,
-            "name": self.name,
-            "inc": self.incarnation,
-            "voters": self.voters,
-        }
-        _write(self._disk, self._path, record)
+        owner = (self.cluster, self.group, self.name)
+        _write(self._disk, self._path, owner, self.incarnation, self.voters)
 
     @classmethod
     def load(cls, disk: Disk, path: str) -> Identity:
@@ -334,15 +331,7 @@ class Identity:
         disk: Disk, path: str, *, cluster: str, group: str, name: str, incarnation: str
     ) -> None:
         """Write the identity file of the only founder of a group, whatever stood there."""
-        record = {
-            "v": FORMAT_VERSION,
-            "cluster": cluster,
-            "group": group,
-            "name": name,
-            "inc": incarnation,
-            "voters": {name: incarnation},
-        }
-        _write(disk, path, record)
+        _write(disk, path, (cluster, group, name), incarnation, {name: incarnation})
 
     @property
     def group_identity(self) -> str:

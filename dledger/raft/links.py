@@ -97,14 +97,10 @@ class Links:
         clock: Clock,
         rng: Rng,
         executor: Executor,
-        frames: FrameSpace | None = None,
     ) -> None:
-        """Prepare the links; nothing is bound yet.
-
-        *frames*: memory for unfinished frames of peers; None: as `peer_frame_space` makes it.
-        """
+        """Prepare the links; nothing is bound yet."""
         self._node = node
-        self.frames = peer_frame_space() if frames is None else frames
+        self.frames = peer_frame_space()
         self._network = network
         self._clock = clock
         self._rng = rng

@@ -21,7 +21,7 @@ from dledger.commitlog.errors import (
     OffsetOutOfRangeError,
 )
 from dledger.filters.property_filter import MAX_SCAN_COST
-from dledger.remoting.protocol.receipt_handle import revive_queue_of
+from dledger.remoting.protocol.pop_requests import revive_queue_of
 from dledger.state.pop import (
     HAS_ROW,
     MAX_OUT,

@@ -91,19 +91,13 @@ class Table(dict[K, R]):
 
     __slots__ = ("_parts", "changed", "form", "keys_of", "total")
 
-    def __init__(self, form: Form[K, R], rows: Iterable[tuple[K, R]] = ()) -> None:
-        super().__init__(rows)
+    def __init__(self, form: Form[K, R]) -> None:
+        super().__init__()
         self.form = form
         self.changed: dict[K, None] = {}
         self.keys_of: dict[int, dict[str, dict[K, None]]] = {place: {} for place in form.names}
         self.total = 0
         self._parts: dict[K, int] = {}
-        self._index()
-
-    def _index(self) -> None:
-        for key in self:
-            self._enter(key)
-            self._count(key)
 
     def mark(self, key: K) -> None:
         """Note that the row of *key* changed."""
@@ -189,7 +183,9 @@ class Table(dict[K, R]):
             value, GenericAlias(list, GenericAlias(tuple, (form.key, form.row)))
         )
         super().update((key, form.decoded(row)) for key, row in rows)
-        self._index()
+        for key in self:
+            self._enter(key)
+            self._count(key)
 
 
 class EncodedTable:

@@ -31,7 +31,7 @@ from dledger.client.core.message_ext import SendResult, SendStatus
 from dledger.client.core.route import MessageQueue
 from dledger.proxy import messaging_pb2 as pb
 from dledger.proxy.messages import duration, milliseconds
-from dledger.remoting.protocol.receipt_handle import ReceiptHandle
+from dledger.remoting.protocol.pop_requests import ReceiptHandle
 
 CALL_TIMEOUT_S: Final = 8.0
 """Longer than a broker waits for a majority; the time that a receive waits comes on top."""

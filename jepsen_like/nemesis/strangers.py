@@ -34,7 +34,7 @@ from dledger.remoting.addresses import join_address, split_address
 from dledger.remoting.client import RemotingClient
 from dledger.remoting.connection import Connection
 from dledger.remoting.errors import BadRequestError, RemotingError
-from dledger.remoting.processor import Handled, Limiter
+from dledger.remoting.handling import Handled, Limiter
 from dledger.remoting.processor_table import ProcessorTable
 from dledger.remoting.protocol.bodies import (
     ClusterInfo,
@@ -50,8 +50,8 @@ from dledger.remoting.protocol.command import RemotingCommand, request, response
 from dledger.remoting.protocol.headers import (
     BrokerHeader,
     RegisterBrokerHeader,
-    RegisterTopicHeader,
     SendMessageResponseHeader,
+    TopicHeader,
 )
 from dledger.remoting.seams import Clock, Network, Rng, Stream
 from dledger.remoting.server import RemotingServer
@@ -183,7 +183,7 @@ class NameThief:
     def _foreign_topic(self) -> RemotingCommand:
         queues = QueueData(broker_name=self._wanted.broker_name)
         body = TopicRouteData(queue_datas=[queues]).encode()
-        header = RegisterTopicHeader(FOREIGN_TOPIC)
+        header = TopicHeader(FOREIGN_TOPIC)
         return request(RequestCode.REGISTER_TOPIC_IN_NAMESRV, header.encode(), body)
 
     # -- towards clients -------------------------------------------------------------------

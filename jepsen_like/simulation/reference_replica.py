@@ -43,8 +43,8 @@ from dledger.commitlog.properties import (
 from dledger.commitlog.queue_unit import UNIT_DTYPE
 from dledger.commitlog.record import SYS_FLAG_ROLLBACK, SYS_FLAG_TRANSACTION_MASK, decode_record
 from dledger.group import Group
+from dledger.group_api import search_offset
 from dledger.jepsen_like.simulation.node import BrokerNode, CheckedWorld
-from dledger.processors.store_times import search_offset
 from dledger.settings.text import delays_of_levels
 from dledger.state.apply import apply_entry, raise_min_offsets
 from dledger.state.producer_sessions import ProducerSessions

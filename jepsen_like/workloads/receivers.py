@@ -39,7 +39,7 @@ from dledger.jepsen_like.workloads.recorder import Recorder, value_of
 from dledger.jepsen_like.workloads.through import Received, ReceivingConsumer, Through
 from dledger.remoting.protocol.bodies import SubscriptionGroupConfig
 from dledger.remoting.protocol.codes import RequestCode, ResponseCode
-from dledger.remoting.protocol.receipt_handle import ReceiptHandle
+from dledger.remoting.protocol.pop_requests import ReceiptHandle
 
 GROUP: Final = "receivers"
 INVISIBLE_S: Final = (2.0, 12.0)

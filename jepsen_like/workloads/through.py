@@ -14,7 +14,7 @@ from dledger.client.core.message import Message
 from dledger.client.core.message_ext import SendResult
 from dledger.client.core.route import MessageQueue
 from dledger.jepsen_like.workloads.recorder import Seen
-from dledger.remoting.protocol.receipt_handle import ReceiptHandle
+from dledger.remoting.protocol.pop_requests import ReceiptHandle
 
 
 class Sender(Protocol):

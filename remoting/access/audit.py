@@ -18,8 +18,8 @@ from dledger.commitlog.errors import MQError
 from dledger.remoting.access.gate import admitted_account
 from dledger.remoting.addresses import join_address
 from dledger.remoting.connection import Connection
+from dledger.remoting.handling import Answered, Handled
 from dledger.remoting.log import get_logger
-from dledger.remoting.processor import Answered, Handled
 from dledger.remoting.processor_table import Handler
 from dledger.remoting.protocol.codes import RequestCode
 from dledger.remoting.protocol.command import RemotingCommand

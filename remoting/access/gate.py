@@ -10,14 +10,15 @@ Spec: docs/internals/protocol/semantics.md, section 9: texts and order of the ch
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Final
 
 from dledger.remoting.access.accounts import ADMIN, Account, AccountSource, Permission, Right, Rule
 from dledger.remoting.addresses import is_loopback
 from dledger.remoting.connection import Connection
 from dledger.remoting.errors import AccessRefusedError
+from dledger.remoting.handling import Handled, Limiter
 from dledger.remoting.log import get_logger
-from dledger.remoting.processor import Handled, Limiter
 from dledger.remoting.processor_table import Handler, ProcessorTable
 from dledger.remoting.protocol.codes import RequestCode
 from dledger.remoting.protocol.command import RemotingCommand, response_to
@@ -78,17 +79,16 @@ def limited_account(connection: Connection) -> str:
     return account
 
 
+@dataclass(eq=False, repr=False)
 class AccessGate:
     """Lets a request through to its handler, or refuses it before anything has happened."""
 
-    def __init__(
-        self, accounts: AccountSource, rules: Mapping[int, Rule], clock: Clock, rng: Rng
-    ) -> None:
-        """Make a gate."""
-        self._accounts = accounts
-        self._rules = rules
-        self._clock = clock
-        self._rng = rng
+    _accounts: AccountSource
+    _rules: Mapping[int, Rule]
+    _clock: Clock
+    _rng: Rng
+
+    def __post_init__(self) -> None:
         self.refused = 0
         self._refused_unsaid = 0
         self._said_at_s: float | None = None

@@ -7,8 +7,6 @@ Spec: docs/internals/protocol/remoting.md, section 13.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 import msgspec
 
 from dledger.remoting.protocol.bodies import Body
@@ -18,12 +16,11 @@ USER_PREFIX = "User:"
 """Begins the subject of a policy: the only kind there is."""
 
 
-@dataclass(slots=True)
 class AccessConfigHeader(Header):
     """UPDATE_AND_CREATE_ACL_CONFIG (50); what is absent stays as it is, but `admin`."""
 
     access_key: str
-    secret_key: str | None = field(default=None, repr=False)
+    secret_key: str | None = None
     white_remote_address: str | None = None
     admin: bool = False
     default_topic_perm: str | None = None
@@ -32,15 +29,16 @@ class AccessConfigHeader(Header):
     """``name=permission``, with commas between them; all lines of the account."""
     group_perms: str | None = None
 
+    def __repr__(self) -> str:
+        return f"AccessConfigHeader({self.access_key!r})"
 
-@dataclass(slots=True)
+
 class AccessKeyHeader(Header):
     """DELETE_ACL_CONFIG (51)."""
 
     access_key: str
 
 
-@dataclass(slots=True)
 class GlobalWhiteAddrsHeader(Header):
     """UPDATE_GLOBAL_WHITE_ADDRS_CONFIG (53)."""
 
@@ -48,7 +46,6 @@ class GlobalWhiteAddrsHeader(Header):
     acl_file_full_path: str | None = None
 
 
-@dataclass(slots=True)
 class AclVersionHeader(Header):
     """Answer of GET_BROKER_CLUSTER_ACL_INFO (52)."""
 
@@ -59,28 +56,24 @@ class AclVersionHeader(Header):
     all_acl_file_version: str | None = None
 
 
-@dataclass(slots=True)
 class UserHeader(Header):
     """A user: codes 3001 to 3004."""
 
     username: str
 
 
-@dataclass(slots=True)
 class ListUsersHeader(Header):
     """AUTH_LIST_USER (3005)."""
 
     filter: str | None = None
 
 
-@dataclass(slots=True)
 class SubjectHeader(Header):
     """The subject of policies: codes 3006, 3007 and 3009."""
 
     subject: str
 
 
-@dataclass(slots=True)
 class DeleteAclHeader(Header):
     """AUTH_DELETE_ACL (3008); without a resource all policies of the subject."""
 
@@ -89,7 +82,6 @@ class DeleteAclHeader(Header):
     resource: str | None = None
 
 
-@dataclass(slots=True)
 class ListAclsHeader(Header):
     """AUTH_LIST_ACL (3010)."""
 

@@ -9,11 +9,12 @@ Spec: docs/internals/protocol/remoting.md, sections 3.2 and 7 to 12.
 from __future__ import annotations
 
 import binascii
-import dataclasses
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final, Self, TypeAlias
+
+import msgspec
 
 from dledger.remoting.errors import BadRequestError
 from dledger.remoting.protocol.codes import RequestCode
@@ -81,16 +82,16 @@ def _plan(kind: type[Header]) -> tuple[_Field, ...]:
     if known is not None:
         return known
     plan: list[_Field] = []
-    for field in dataclasses.fields(kind):
-        annotation = str(field.type).removesuffix(" | None")
-        required = field.default is dataclasses.MISSING
-        plan.append((field.name, kind.wire_name(field.name), _PARSERS[annotation], required))
+    for field in msgspec.structs.fields(kind):
+        # By its text: the width of a number is in the name of its type alone.
+        annotation = str(kind.__annotations__[field.name]).removesuffix(" | None")
+        name = kind.wire_name(field.name)
+        plan.append((field.name, name, _PARSERS[annotation], field.required))
     _plans[kind] = tuple(plan)
     return _plans[kind]
 
 
-@dataclass(slots=True)
-class Header:
+class Header(msgspec.Struct):
     """What all custom headers can do."""
 
     WIRE_NAMES: ClassVar[Mapping[str, str]] = {}
@@ -133,7 +134,6 @@ class Header:
 # ---------------------------------------------------------------------------------- send
 
 
-@dataclass(slots=True)
 class SendMessageHeader(Header):
     """SEND_MESSAGE (10), its V2 forms (310, 320) and the replies (324, 325)."""
 
@@ -259,7 +259,6 @@ def _decode_v2_slowly(ext: ExtFields) -> SendMessageHeader:
     return SendMessageHeader(**values)
 
 
-@dataclass(slots=True)
 class SendMessageResponseHeader(Header):
     """Where a message was stored; with code 0, 10, 11 and 12."""
 
@@ -276,7 +275,6 @@ class SendMessageResponseHeader(Header):
     trace_on: bool | None = True
 
 
-@dataclass(slots=True)
 class EndTransactionHeader(Header):
     """END_TRANSACTION (37)."""
 
@@ -291,7 +289,6 @@ class EndTransactionHeader(Header):
     bname: str | None = None
 
 
-@dataclass(slots=True)
 class CheckTransactionStateHeader(Header):
     """CHECK_TRANSACTION_STATE (39)."""
 
@@ -304,7 +301,6 @@ class CheckTransactionStateHeader(Header):
     bname: str | None = None
 
 
-@dataclass(slots=True)
 class ConsumerSendMsgBackHeader(Header):
     """CONSUMER_SEND_MSG_BACK (36)."""
 
@@ -317,7 +313,6 @@ class ConsumerSendMsgBackHeader(Header):
     max_reconsume_times: I32 | None = None
 
 
-@dataclass(slots=True)
 class ReplyMessageHeader(Header):
     """PUSH_REPLY_MESSAGE_TO_CLIENT (326)."""
 
@@ -337,7 +332,6 @@ class ReplyMessageHeader(Header):
     store_timestamp: I64 = 0
 
 
-@dataclass(slots=True)
 class RecallMessageHeader(Header):
     """RECALL_MESSAGE (370)."""
 
@@ -349,7 +343,6 @@ class RecallMessageHeader(Header):
 # ---------------------------------------------------------------------------------- pull
 
 
-@dataclass(slots=True)
 class PullMessageHeader(Header):
     """PULL_MESSAGE (11) and LITE_PULL_MESSAGE (361)."""
 
@@ -373,7 +366,6 @@ class PullMessageHeader(Header):
     proxy_forward_client_id: str | None = None
 
 
-@dataclass(slots=True)
 class PullMessageResponseHeader(Header):
     """Where to go on, and the bounds of the queue."""
 
@@ -387,7 +379,6 @@ class PullMessageResponseHeader(Header):
     forbidden_type: I32 | None = None
 
 
-@dataclass(slots=True)
 class QueryConsumerOffsetHeader(Header):
     """QUERY_CONSUMER_OFFSET (14)."""
 
@@ -397,7 +388,6 @@ class QueryConsumerOffsetHeader(Header):
     set_zero_if_not_found: bool | None = None
 
 
-@dataclass(slots=True)
 class UpdateConsumerOffsetHeader(Header):
     """UPDATE_CONSUMER_OFFSET (15)."""
 
@@ -407,7 +397,6 @@ class UpdateConsumerOffsetHeader(Header):
     commit_offset: I64
 
 
-@dataclass(slots=True)
 class QueueHeader(Header):
     """One queue: GET_MIN_OFFSET (31), GET_EARLIEST_MSG_STORETIME (32)."""
 
@@ -415,7 +404,6 @@ class QueueHeader(Header):
     queue_id: I32
 
 
-@dataclass(slots=True)
 class GetMaxOffsetHeader(Header):
     """GET_MAX_OFFSET (30)."""
 
@@ -424,7 +412,6 @@ class GetMaxOffsetHeader(Header):
     committed: bool | None = None
 
 
-@dataclass(slots=True)
 class SearchOffsetHeader(Header):
     """SEARCH_OFFSET_BY_TIMESTAMP (29)."""
 
@@ -434,21 +421,18 @@ class SearchOffsetHeader(Header):
     boundary_type: str | None = None
 
 
-@dataclass(slots=True)
 class OffsetResponseHeader(Header):
     """An offset: answers to 14, 29, 30, 31."""
 
     offset: I64
 
 
-@dataclass(slots=True)
 class ConsumerGroupHeader(Header):
     """One consumer group: codes 38, 40, 203."""
 
     consumer_group: str
 
 
-@dataclass(slots=True)
 class UnregisterClientHeader(Header):
     """UNREGISTER_CLIENT (35); the C++ client sends "" for the group that is absent."""
 
@@ -462,7 +446,6 @@ class UnregisterClientHeader(Header):
 # ---------------------------------------------------------------------------------- queries
 
 
-@dataclass(slots=True)
 class QueryMessageHeader(Header):
     """QUERY_MESSAGE (12)."""
 
@@ -476,7 +459,6 @@ class QueryMessageHeader(Header):
     unique_key_query: bool | None = False
 
 
-@dataclass(slots=True)
 class ViewMessageHeader(Header):
     """VIEW_MESSAGE_BY_ID (33)."""
 
@@ -487,7 +469,6 @@ class ViewMessageHeader(Header):
 # ---------------------------------------------------------------------------------- administration
 
 
-@dataclass(slots=True)
 class CreateTopicHeader(Header):
     """UPDATE_AND_CREATE_TOPIC (17)."""
 
@@ -503,29 +484,25 @@ class CreateTopicHeader(Header):
     force: bool | None = None
 
 
-@dataclass(slots=True)
 class TopicHeader(Header):
-    """One topic: codes 202, 215, 300, 351."""
+    """One topic: codes 202, 215, 217, 300, 351."""
 
     topic: str
 
 
-@dataclass(slots=True)
 class GroupHeader(Header):
     """One group, under the name `group`: codes 343, 352."""
 
     group: str
 
 
-@dataclass(slots=True)
 class GroupTopicHeader(Header):
-    """A group and a topic: code 345."""
+    """A group and a topic: codes 303 and 345."""
 
     group: str
     topic: str
 
 
-@dataclass(slots=True)
 class ConsumerClientHeader(Header):
     """One consumer of a group: code 307."""
 
@@ -534,7 +511,6 @@ class ConsumerClientHeader(Header):
     jstack_enable: bool | None = None
 
 
-@dataclass(slots=True)
 class ConsumeDirectlyHeader(Header):
     """CONSUME_MESSAGE_DIRECTLY (309)."""
 
@@ -545,7 +521,6 @@ class ConsumeDirectlyHeader(Header):
     topic: str | None = None
 
 
-@dataclass(slots=True)
 class ConsumerStatusHeader(Header):
     """INVOKE_BROKER_TO_GET_CONSUMER_STATUS (223)."""
 
@@ -554,14 +529,12 @@ class ConsumerStatusHeader(Header):
     client_addr: str | None = None
 
 
-@dataclass(slots=True)
 class ProducerGroupHeader(Header):
     """One producer group: code 204."""
 
     producer_group: str
 
 
-@dataclass(slots=True)
 class DeleteSubscriptionGroupHeader(Header):
     """DELETE_SUBSCRIPTIONGROUP (207); 4.9 calls the second field removeOffset."""
 
@@ -570,7 +543,6 @@ class DeleteSubscriptionGroupHeader(Header):
     remove_offset: bool | None = None
 
 
-@dataclass(slots=True)
 class GetConsumeStatsHeader(Header):
     """GET_CONSUME_STATS (208)."""
 
@@ -579,22 +551,12 @@ class GetConsumeStatsHeader(Header):
     topic_list: str | None = None
 
 
-@dataclass(slots=True)
 class GetBrokerConsumeStatsHeader(Header):
     """GET_BROKER_CONSUME_STATS (317)."""
 
     is_order: bool
 
 
-@dataclass(slots=True)
-class TopicGroupHeader(Header):
-    """A topic and a group: code 303."""
-
-    topic: str
-    group: str
-
-
-@dataclass(slots=True)
 class QueryConsumeQueueHeader(Header):
     """QUERY_CONSUME_QUEUE (321)."""
 
@@ -605,7 +567,6 @@ class QueryConsumeQueueHeader(Header):
     consumer_group: str | None = None
 
 
-@dataclass(slots=True)
 class ResetOffsetHeader(Header):
     """INVOKE_BROKER_TO_RESET_OFFSET (222) and RESET_CONSUMER_CLIENT_OFFSET (220)."""
 
@@ -617,7 +578,6 @@ class ResetOffsetHeader(Header):
     offset: I64 | None = None
 
 
-@dataclass(slots=True)
 class CloneGroupOffsetHeader(Header):
     """CLONE_GROUP_OFFSET (314)."""
 
@@ -627,7 +587,6 @@ class CloneGroupOffsetHeader(Header):
     offline: bool | None = None
 
 
-@dataclass(slots=True)
 class ViewBrokerStatsDataHeader(Header):
     """VIEW_BROKER_STATS_DATA (315)."""
 
@@ -646,7 +605,6 @@ REFUSED_BROKERS_FIELD: Final = "refusedBrokers"
 """In our NameServers' answer to GET_BROKER_CLUSTER_INFO: sentences, as a JSON list."""
 
 
-@dataclass(slots=True)
 class RegisterBrokerHeader(Header):
     """REGISTER_BROKER (103)."""
 
@@ -667,7 +625,6 @@ class RegisterBrokerHeader(Header):
     """Ours: the body has only what changed since this version, as `DataVersion.text` writes it."""
 
 
-@dataclass(slots=True)
 class RegisterBrokerResponseHeader(Header):
     """What a follower learns of its leader; and, of our NameServers, what was not taken."""
 
@@ -683,7 +640,6 @@ class RegisterBrokerResponseHeader(Header):
     """Ours: the differences were not taken, for they begin at another version. Nothing changed."""
 
 
-@dataclass(slots=True)
 class BrokerHeader(Header):
     """One broker: UNREGISTER_BROKER (104), QUERY_DATA_VERSION (322)."""
 
@@ -695,7 +651,6 @@ class BrokerHeader(Header):
     """Ours: a RocketMQ broker sends none."""
 
 
-@dataclass(slots=True)
 class BrokerHeartbeatHeader(Header):
     """BROKER_HEARTBEAT (904)."""
 
@@ -706,14 +661,12 @@ class BrokerHeartbeatHeader(Header):
     heartbeat_timeout_mills: I64 | None = None
 
 
-@dataclass(slots=True)
 class QueryDataVersionResponseHeader(Header):
     """Whether the broker's topics are news."""
 
     changed: bool
 
 
-@dataclass(slots=True)
 class BrokerMemberGroupHeader(Header):
     """GET_BROKER_MEMBER_GROUP (901)."""
 
@@ -721,7 +674,6 @@ class BrokerMemberGroupHeader(Header):
     broker_name: str
 
 
-@dataclass(slots=True)
 class GetRouteInfoHeader(Header):
     """GET_ROUTEINFO_BY_TOPIC (105)."""
 
@@ -731,35 +683,30 @@ class GetRouteInfoHeader(Header):
     """Ours: the answer names the group of each broker name in `GROUP_IDENTITIES_FIELD`."""
 
 
-@dataclass(slots=True)
 class BrokerNameHeader(Header):
     """WIPE_/ADD_WRITE_PERM_OF_BROKER (205, 327)."""
 
     broker_name: str
 
 
-@dataclass(slots=True)
 class WipeWritePermResponseHeader(Header):
     """How many topics lost the right to be written."""
 
     wipe_topic_count: I32
 
 
-@dataclass(slots=True)
 class AddWritePermResponseHeader(Header):
     """How many topics may be written again."""
 
     add_topic_count: I32
 
 
-@dataclass(slots=True)
 class TopicsByClusterHeader(Header):
     """GET_TOPICS_BY_CLUSTER (224)."""
 
     cluster: str
 
 
-@dataclass(slots=True)
 class DeleteTopicInNamesrvHeader(Header):
     """DELETE_TOPIC_IN_NAMESRV (216)."""
 
@@ -767,14 +714,6 @@ class DeleteTopicInNamesrvHeader(Header):
     cluster_name: str | None = None
 
 
-@dataclass(slots=True)
-class RegisterTopicHeader(Header):
-    """REGISTER_TOPIC_IN_NAMESRV (217)."""
-
-    topic: str
-
-
-@dataclass(slots=True)
 class PutKvConfigHeader(Header):
     """PUT_KV_CONFIG (100)."""
 
@@ -783,7 +722,6 @@ class PutKvConfigHeader(Header):
     value: str
 
 
-@dataclass(slots=True)
 class KvConfigHeader(Header):
     """GET_KV_CONFIG (101) and DELETE_KV_CONFIG (102)."""
 
@@ -791,14 +729,12 @@ class KvConfigHeader(Header):
     key: str
 
 
-@dataclass(slots=True)
 class GetKvConfigResponseHeader(Header):
     """The value asked for."""
 
     value: str | None = None
 
 
-@dataclass(slots=True)
 class KvNamespaceHeader(Header):
     """GET_KVLIST_BY_NAMESPACE (219)."""
 

@@ -41,13 +41,6 @@ WITH_EXPIRED_FIELD: Final = "withExpired"
 """Of a pull; `true`: messages that have expired, too."""
 
 
-def _number(ext: ExtFields, name: str, most: int) -> int:
-    value: object = ext.get(name)
-    if type(value) is not int or not 0 <= value <= most:
-        raise BadRequestError(f"{name} is no number from 0 to {most}: {str(value)[:32]!r}")
-    return value
-
-
 # --------------------------------------------------------------------------------- consumer groups
 
 NOT_MADE_FIELD: Final = "groupNotMade"

@@ -1,4 +1,4 @@
-"""Headers and bodies of POP, and of the assignment of queues by a broker.
+"""Headers, bodies and receipt handles of POP, and of the assignment of queues by a broker.
 
 Spec: docs/internals/protocol/remoting.md, section 14.
 """
@@ -39,7 +39,6 @@ stalls a broker."""
 _SET_BYTE: Final = re.compile(rb"[^\0]", re.DOTALL)
 
 
-@dataclass(slots=True)
 class PopMessageHeader(Header):
     """POP_MESSAGE (200050)."""
 
@@ -57,7 +56,6 @@ class PopMessageHeader(Header):
     attempt_id: str | None = None
 
 
-@dataclass(slots=True)
 class PopMessageResponseHeader(Header):
     """What a client puts the handles together from."""
 
@@ -70,7 +68,6 @@ class PopMessageResponseHeader(Header):
     order_count_info: str | None = None
 
 
-@dataclass(slots=True)
 class AckMessageHeader(Header):
     """ACK_MESSAGE (200051)."""
 
@@ -81,7 +78,6 @@ class AckMessageHeader(Header):
     offset: I64
 
 
-@dataclass(slots=True)
 class ChangeInvisibleTimeHeader(Header):
     """CHANGE_MESSAGE_INVISIBLETIME (200053)."""
 
@@ -93,7 +89,6 @@ class ChangeInvisibleTimeHeader(Header):
     invisible_time: I64
 
 
-@dataclass(slots=True)
 class ChangeInvisibleTimeResponseHeader(Header):
     """What the new handle is made of."""
 
@@ -102,7 +97,6 @@ class ChangeInvisibleTimeResponseHeader(Header):
     revive_qid: I32
 
 
-@dataclass(slots=True)
 class NotificationHeader(Header):
     """NOTIFICATION (200054)."""
 
@@ -117,7 +111,6 @@ class NotificationHeader(Header):
     exp: str | None = None
 
 
-@dataclass(slots=True)
 class PollingInfoHeader(Header):
     """POLLING_INFO (200055)."""
 
@@ -254,3 +247,75 @@ class MessageRequestModes(Body):
     """Answer of GET_ALL_MESSAGE_REQUEST_MODE (402): topic → consumer group → mode."""
 
     message_request_mode_map: dict[str, dict[str, SetMessageRequestModeRequestBody]] = {}
+
+
+# ------------------------------------------------------------------------------------- receipts
+
+
+PROPERTY_POP_CK: Final = "POP_CK"
+"""Property under which a client keeps the handle of a message."""
+
+NORMAL_TOPIC: Final = "0"
+
+_FIRST: Final = 1_000
+_RANGE: Final = (1 << 31) - _FIRST
+_WORDS: Final = 8
+_WORDS_OF_A_PROXY: Final = 9
+MAX_HANDLE_CHARS: Final = 1_024
+"""Longer than any broker's name makes it."""
+
+
+def revive_queue_of(token: int) -> int:
+    """Return the number that stands for a grant; with the time of the grant it is exact."""
+    return _FIRST + token % _RANGE
+
+
+@dataclass(frozen=True, slots=True)
+class ReceiptHandle:
+    """One message that is out, as its consumer names it: eight words, or nine.
+
+    Form: ``startOffset popTime invisibleTime reviveQid topicFlag brokerName queueId
+    msgQueueOffset``. RocketMQ's proxy adds the position in the log. Our brokers have no revive
+    queues: that field names the grant. Numbers below 1,000 are revive queues of RocketMQ's brokers,
+    where 999 stands for FIFO.
+    """
+
+    start_offset: int
+    pop_time_ms: int
+    invisible_ms: int
+    revive_queue_id: int
+    broker_name: str
+    queue_id: int
+    offset: int
+    topic_flag: str = NORMAL_TOPIC
+
+    def encode(self) -> str:
+        """Return the handle in one line."""
+        return (
+            f"{self.start_offset} {self.pop_time_ms} {self.invisible_ms} {self.revive_queue_id} "
+            f"{self.topic_flag} {self.broker_name} {self.queue_id} {self.offset}"
+        )
+
+    @classmethod
+    def decode(cls, text: str) -> ReceiptHandle:
+        """Return what `encode` made, or a client of RocketMQ.
+
+        Raises BadRequestError: it is none.
+        """
+        words = text.split(" ") if len(text) <= MAX_HANDLE_CHARS else []
+        if len(words) not in (_WORDS, _WORDS_OF_A_PROXY):
+            raise BadRequestError(f"a receipt handle has {_WORDS} words, not {len(words)}")
+        start, popped, invisible, revive, flag, name, queue_id, offset = words[:_WORDS]
+        try:
+            return cls(
+                whole_number(start),
+                whole_number(popped),
+                whole_number(invisible),
+                whole_number(revive),
+                name,
+                whole_number(queue_id),
+                whole_number(offset),
+                flag,
+            )
+        except ValueError:
+            raise BadRequestError("a word of the receipt handle is no number") from None

@@ -11,7 +11,7 @@ from dledger.commitlog.errors import MQError
 from dledger.commitlog.record import pack_host
 from dledger.processors.answers import refusal
 from dledger.processors.wiring import BrokerProcessors, ProcessorSeams
-from dledger.remoting.processor import DEFERRED, Answered
+from dledger.remoting.handling import DEFERRED, Answered
 from dledger.remoting.protocol.command import RemotingCommand, request
 from dledger.services.pending_configs import KnownGroups
 from dledger.settings.parts import BrokerSettings, ReadLimits

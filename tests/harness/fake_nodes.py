@@ -10,7 +10,7 @@ import trio
 import trio.testing
 
 from dledger.remoting.connection import Connection
-from dledger.remoting.processor import Handled, Limiter
+from dledger.remoting.handling import Handled, Limiter
 from dledger.remoting.processor_table import ProcessorTable
 from dledger.remoting.protocol.codes import RequestCode
 from dledger.remoting.protocol.command import RemotingCommand, response_to

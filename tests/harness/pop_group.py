@@ -15,7 +15,7 @@ from typing import Final
 import trio
 
 from dledger.commitlog.record import decode_record, encode_record
-from dledger.remoting.processor import DEFERRED, Handled
+from dledger.remoting.handling import DEFERRED, Handled
 from dledger.remoting.protocol.codes import RequestCode, ResponseCode
 from dledger.remoting.protocol.command import RemotingCommand, response_to
 from dledger.remoting.protocol.headers import EndTransactionHeader
@@ -28,9 +28,10 @@ from dledger.remoting.protocol.pop_requests import (
     ChangeInvisibleTimeResponseHeader,
     PopMessageHeader,
     PopMessageResponseHeader,
+    ReceiptHandle,
     encode_offsets,
+    revive_queue_of,
 )
-from dledger.remoting.protocol.receipt_handle import ReceiptHandle, revive_queue_of
 from tests.unit.client.fake_cluster import Broker, Group
 
 Key = tuple[int, int]

@@ -9,11 +9,14 @@ import pytest
 from dledger.commitlog.record import iter_records
 from dledger.filters.errors import DamagedMessageError
 from dledger.processors.pop_messages import PopMessages
-from dledger.remoting.processor import DEFERRED
+from dledger.remoting.handling import DEFERRED
 from dledger.remoting.protocol.codes import RequestCode
 from dledger.remoting.protocol.command import RemotingCommand, request
-from dledger.remoting.protocol.pop_requests import PopMessageResponseHeader, decode_start_offsets
-from dledger.remoting.protocol.receipt_handle import ReceiptHandle
+from dledger.remoting.protocol.pop_requests import (
+    PopMessageResponseHeader,
+    ReceiptHandle,
+    decode_start_offsets,
+)
 from dledger.services.pop_decision import Found, Receive
 from dledger.state.state_record import SubscriptionGroupsChange, state_batch
 from dledger.state.topics import SubscriptionGroupConfig

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from dledger.commitlog.record import iter_records
-from dledger.remoting.processor import DEFERRED
+from dledger.remoting.handling import DEFERRED
 from dledger.remoting.protocol.bodies import ConsumerData, HeartbeatData, SubscriptionData
 from dledger.remoting.protocol.codes import RequestCode
 from dledger.remoting.protocol.command import RemotingCommand, request

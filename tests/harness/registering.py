@@ -56,7 +56,7 @@ class RegisteringBroker:
             ),
             ClientTable(),
             lambda: addresses,
-            clock=clock,
+            clock,
         )
         self.group.on_applied.append(self.registration.on_applied)
 

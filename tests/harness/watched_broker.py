@@ -56,10 +56,10 @@ class Watched:
             broker.settings,
             self.traffic,
             self.leaders,
-            ports=ServerMetrics([self.port], LocalAdmin(()), self.latency),
-            given_up_bytes={"age": 7, "forced": 0},
-            member="n0",
-            clock=broker.clock,
+            {"age": 7, "forced": 0},
+            "n0",
+            broker.clock,
+            ServerMetrics([self.port], LocalAdmin(()), self.latency),
         )
         self._counted = 0
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from dledger.remoting.connection import Connection
-from dledger.remoting.processor import DEFERRED, Limiter
+from dledger.remoting.handling import DEFERRED, Limiter
 from dledger.remoting.processor_table import ProcessorTable
 from dledger.remoting.protocol.command import RemotingCommand, request, response_to
 from dledger.remoting.protocol.frame import FrameDecoder, encode_command

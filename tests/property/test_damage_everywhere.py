@@ -25,9 +25,13 @@ from dledger.commitlog.errors import (
     RemoteProtocolError,
 )
 from dledger.commitlog.mark import Anchor, SlotFile, load_anchor
-from dledger.commitlog.message_batch import BatchItem, decode_batch, encode_batch
 from dledger.commitlog.record import encode_record, iter_records, pack_host
-from dledger.commitlog.record_batch import verify_record_layout
+from dledger.commitlog.record_batch import (
+    BatchItem,
+    decode_batch,
+    encode_batch,
+    verify_record_layout,
+)
 from dledger.commitlog.segment import LogFormat, check_format
 from dledger.commitlog.store_paths import StorePaths
 from dledger.namesrv.name_server import decode_kv_config, encode_kv_config

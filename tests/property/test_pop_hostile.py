@@ -24,8 +24,8 @@ from dledger.remoting.protocol.pop_requests import (
     BatchAck,
     BatchAckMessageRequestBody,
     PopMessageResponseHeader,
+    ReceiptHandle,
 )
-from dledger.remoting.protocol.receipt_handle import ReceiptHandle
 from dledger.services import pop_decision
 from dledger.state.pop import MAX_OUT, MAX_OUT_PER_QUEUE, PopKey
 from dledger.state.state_record import SubscriptionGroupsChange, state_batch

@@ -29,7 +29,7 @@ from dledger.proxy.service import MessagingService
 from dledger.remoting.protocol.codes import RequestCode
 from dledger.remoting.protocol.command import response_to
 from dledger.remoting.protocol.headers import RecallHandle
-from dledger.remoting.protocol.receipt_handle import ReceiptHandle
+from dledger.remoting.protocol.pop_requests import ReceiptHandle
 from tests.harness.pop_group import PopGroup
 from tests.unit.client.fake_cluster import World, open_world
 from tests.unit.dledger.proxy.grpc_doubles import TrioCall, TrioGuest

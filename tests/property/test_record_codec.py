@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dledger.commitlog.errors import CorruptRecordError
-from dledger.commitlog.message_batch import BatchItem, decode_batch, encode_batch
 from dledger.commitlog.message_id import decode_offset_message_id, encode_offset_message_id
 from dledger.commitlog.properties import decode_properties, encode_properties, get_property
 from dledger.commitlog.record import (
@@ -21,6 +20,7 @@ from dledger.commitlog.record import (
     record_properties,
     unpack_host,
 )
+from dledger.commitlog.record_batch import BatchItem, decode_batch, encode_batch
 from tests.property.strategies_records import (
     I64,
     hosts,

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from dledger.commitlog.entry import parse_header, record_sizes
 from dledger.commitlog.record import encode_record, iter_records
-from dledger.remoting.processor import DEFERRED
+from dledger.remoting.handling import DEFERRED
 from dledger.remoting.protocol.codes import RequestCode
 from dledger.remoting.protocol.command import RemotingCommand, request
 from dledger.testing.doubles import ManualClock

@@ -22,7 +22,7 @@ from dledger.broker_errors import PendingFullError
 from dledger.commitlog.properties import SCHEDULE_TOPIC, TIMER_TOPIC
 from dledger.group_api import SERVICES
 from dledger.processors.client_table import Client
-from dledger.remoting.processor import DEFERRED
+from dledger.remoting.handling import DEFERRED
 from dledger.remoting.protocol.bodies import ConsumerData
 from dledger.remoting.protocol.codes import RequestCode
 from dledger.remoting.protocol.command import request

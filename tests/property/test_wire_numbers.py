@@ -15,8 +15,11 @@ from dledger.remoting.errors import BadRequestError
 from dledger.remoting.protocol.command import request
 from dledger.remoting.protocol.headers import RecallHandle, SendMessageHeader
 from dledger.remoting.protocol.own_fields import shown_token
-from dledger.remoting.protocol.pop_requests import PollingInfoHeader, decode_start_offsets
-from dledger.remoting.protocol.receipt_handle import ReceiptHandle
+from dledger.remoting.protocol.pop_requests import (
+    PollingInfoHeader,
+    ReceiptHandle,
+    decode_start_offsets,
+)
 from dledger.services.delayed_message import delay_level_of, deliver_at_ms
 from dledger.services.half_message import half_properties
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import trio
 from trio.testing import MockClock
 
-from dledger.processors.store_times import search_offset
+from dledger.group_api import search_offset
 from tests.harness.groups import Groups
 from tests.harness.raft_cluster import batch
 

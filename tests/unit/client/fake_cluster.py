@@ -14,13 +14,13 @@ import trio
 import trio.testing
 
 from dledger.client.core.client_instance import ClientConfig, ClientInstance
-from dledger.commitlog.message_batch import decode_batch
 from dledger.commitlog.message_id import encode_offset_message_id
 from dledger.commitlog.properties import encode_properties
 from dledger.commitlog.record import Record, decode_record, encode_record, pack_host
+from dledger.commitlog.record_batch import decode_batch
 from dledger.remoting.connection import Connection
+from dledger.remoting.handling import Handled
 from dledger.remoting.machine import TrioClock
-from dledger.remoting.processor import Handled
 from dledger.remoting.protocol.bodies import (
     BrokerData,
     ClusterInfo,

@@ -29,8 +29,8 @@ from dledger.client.producer.request_reply import reply_message
 from dledger.client.producer.transaction import HalfMessage
 from dledger.commitlog.errors import ConfigError
 from dledger.commitlog.record import decode_record, encode_record
+from dledger.remoting.handling import Handled
 from dledger.remoting.machine import ThreadExecutor
-from dledger.remoting.processor import Handled
 from dledger.remoting.protocol.command import RemotingCommand
 from tests.unit.client.fake_cluster import open_world
 from tests.unit.client.producer.fake_replies import FakeReplies

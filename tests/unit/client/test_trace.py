@@ -34,7 +34,7 @@ from dledger.client.trace import (
     encode,
     keys_of,
 )
-from dledger.remoting.processor import DEFERRED, Handled
+from dledger.remoting.handling import DEFERRED, Handled
 from dledger.remoting.protocol.command import RemotingCommand
 from dledger.remoting.protocol.topic_names import TRACE_TOPIC
 from tests.unit.client.consumer.consuming import Heard, send

@@ -123,18 +123,6 @@ def test_derive_indexes_uniq_key_and_every_key(copies: int) -> None:
     assert set(found.key_store_times.tolist()) == {STORE_TIME_MS}
 
 
-def test_derive_hashes_uniq_key_with_its_topic() -> None:
-    found = derived(
-        [
-            {"topic": f"topic-{i % 3}"} | properties(UNIQ_KEY=f"{i:032X}", TAGS="TagA")
-            for i in range(30)
-        ]
-    )
-    assert found.key_hashes.tolist() == [
-        index_key_hash(f"topic-{i % 3}", f"{i:032X}") for i in range(30)
-    ]
-
-
 def test_a_no_op_derives_nothing() -> None:
     frame = seal_no_op(1, 0, 0, 0, 0)
     found = derive(frame, parse_header(frame))

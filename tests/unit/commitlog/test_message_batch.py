@@ -12,9 +12,13 @@ from hypothesis import strategies as st
 from dledger.commitlog import record_batch
 from dledger.commitlog.entry import Run
 from dledger.commitlog.errors import CorruptRecordError, LocalProtocolError
-from dledger.commitlog.message_batch import BatchItem, decode_batch, encode_batch
 from dledger.commitlog.record import encode_record, pack_host
-from dledger.commitlog.record_batch import verify_record_layout
+from dledger.commitlog.record_batch import (
+    BatchItem,
+    decode_batch,
+    encode_batch,
+    verify_record_layout,
+)
 from tests.harness.extent import examples
 
 GOLDEN = bytes.fromhex("0000001d00000000000000000000000700000003") + (

@@ -11,8 +11,8 @@ import pytest
 import structlog.testing
 from msgspec.structs import replace
 
-from dledger.accounts import SPARE_ROWS, BrokerAccounts
 from dledger.commitlog.disk import OsDisk
+from dledger.processors.access import SPARE_ROWS, BrokerAccounts
 from dledger.remoting.access.account_file import AccountStore
 from dledger.remoting.access.accounts import ADMIN, SIGNED, Permission, Right, Rule, topic_right
 from dledger.remoting.access.gate import AccessGate

@@ -145,19 +145,6 @@ async def test_key_index_on_a_bad_sector_is_rebuilt(size: int) -> None:
         assert positions(later) == wanted
 
 
-async def test_removed_key_index_is_rebuilt() -> None:
-    async with running_groups(ROOT, 1, disks=CrashDisk) as groups:
-        leader = await groups.leader()
-        await leader.group.submit(keyed(0, 131))
-        await trio.sleep(4)
-        wanted = positions(leader)
-        leader.kill()
-        crash_disk(groups, "n0").remove_tree(f"{ROOT}/n0/index")
-        again = await groups.start("n0")
-        await whole_again(again)
-        assert positions(again) == wanted
-
-
 async def test_damaged_entry_withholds_its_keys() -> None:
     async with running_groups(ROOT, disks=CrashDisk) as groups:
         leader = await groups.leader()

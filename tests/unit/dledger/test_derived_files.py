@@ -6,23 +6,29 @@ Queue files that the disk does not give back are made again while the replica go
 from __future__ import annotations
 
 import errno
+import shutil
 from pathlib import Path
+from typing import Any, cast
 
+import numpy as np
 import pytest
 import trio
 from trio.testing import MockClock
 
-from dledger.commitlog.derive import derive_together
-from dledger.commitlog.errors import CorruptEntryError, DiskFullError
+from dledger.commitlog.derive import Derived, derive_together
+from dledger.commitlog.entry_log import EntryLog
+from dledger.commitlog.errors import CorruptEntryError, DiskFullError, OffsetOutOfRangeError
+from dledger.commitlog.key_index import KeyIndex
 from dledger.commitlog.properties import SCHEDULE_TOPIC
 from dledger.commitlog.queue_unit import UNIT_BYTES
-from dledger.derived_files import give_up_differing, points_to
+from dledger.derived_files import TO_BE_FOUND, KeyIndexing, give_up_differing, points_to
 from dledger.group import Group
 from dledger.state.apply import read_plain
 from dledger.state.tables import StateTables
 from dledger.store import ReplicaStore
-from dledger.testing.crash_disk import CrashDisk
+from dledger.testing.crash_disk import CrashDisk, no_fault
 from tests.harness.groups import bodies, crash_disk, running_groups
+from tests.harness.keyed_messages import ALWAYS, keyed
 from tests.harness.raft_cluster import batch
 from tests.harness.replica_folders import Writer, settings, usual
 from tests.unit.dledger.test_scrub import filled, follower_of, scrubbed
@@ -251,3 +257,111 @@ def all_units(group: Group, key: tuple[str, int]) -> list[tuple[int, int, int]]:
     bounds = group.state.queues[key]
     found: list[tuple[int, int, int]] = group.queues.queue(*key).read(0, bounds.max_offset).tolist()
     return found
+
+
+# -- files of the key index that a flush gives up: their keys are put again before others
+
+
+class Log:
+    """A log of damaged entries; notes which ones were read."""
+
+    first_index = 1
+
+    def __init__(self) -> None:
+        self.read: list[int] = []
+
+    def frame(self, index: int) -> memoryview:
+        self.read.append(index)
+        raise CorruptEntryError("damaged")
+
+    def index_of(self, position: int) -> int:
+        raise OffsetOutOfRangeError(f"{position}")
+
+
+class Keys:
+    """What follows from an entry of one key."""
+
+    def __init__(self, position: int) -> None:
+        self.key_hashes = np.array([5], np.int32)
+        self.key_phy_offsets = np.array([position], np.int64)
+        self.key_store_times = np.array([1], np.int64)
+
+
+def lost_by_completion() -> KeyIndexing:
+    """Return an index whose completion has found a bad sector."""
+    disk = CrashDisk()
+    disk.make_dir("/raft")
+    keys = KeyIndexing(KeyIndex(disk, "/index", 7, 20, mark="/raft/keyindex"))
+    keys.begin(nothing_derived=True)
+    keys.put(cast(Derived, Keys(100)))
+    keys.index.is_behind = True
+
+    def bad_sector(kind: str, path: str) -> None:
+        if kind == "write":
+            raise OSError(errno.EIO, "bad sector", path)
+
+    job: Any = keys.begin_completion()
+    disk.fault = bad_sector
+    job.run()
+    disk.fault = no_fault
+    keys.index.end_completion(job)
+    assert (keys.index.files_lost, keys.index.end_phy_offset) == (1, -1)
+    return keys
+
+
+def test_keys_that_a_completion_lost_are_put_again() -> None:
+    keys, log = lost_by_completion(), Log()
+    keys.step(cast(EntryLog, log), 3, {}, 1 << 20, skip_damaged=True)
+    assert log.read == [1, 2, 3]
+
+
+def test_a_new_key_waits_for_those_that_were_lost() -> None:
+    """It would be the newest of the index, and those before it would be passed over."""
+    keys = lost_by_completion()
+    asked: list[int] = []
+    keys.on_behind = lambda: asked.append(1)
+    keys.put(cast(Derived, Keys(200)))
+    assert (keys.next_index, keys.index.end_phy_offset, asked) == (TO_BE_FOUND, -1, [1])
+
+
+# -- a key index that is lost is made again from the log, the same to the byte
+
+
+def index_files(root: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted((root / "index").iterdir())}
+
+
+def replayed(store: ReplicaStore, last: int) -> ReplicaStore:
+    while store.tables.applied_index < last:
+        store.apply(store.tables.applied_index + 1)
+    return store
+
+
+async def test_a_rebuilt_key_index_is_the_one_that_was_written(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    async with running_groups(tmp_path, 1) as groups:
+        leader = await groups.leader()
+        # Entries of one record and of many take different ways into the index.
+        for first, count in ((0, 1), (1, 300), (301, 2), (303, 60)):
+            await leader.group.submit(keyed(first, count))
+        last = leader.group.state.applied_index
+        positions = {
+            key: leader.group.key_index.query("T", key, 64, *ALWAYS)
+            for key in ("id0", "id362", "k3", "all", "nothing")
+        }
+        assert [len(found) for found in positions.values()] == [1, 1, 52, 64, 0]
+        leader.group.store.key_index.flush()
+        leader.kill()
+    root = tmp_path / "n0"
+    written = index_files(root)
+    assert len(written) == 1
+    for lost in ("index", "raft/snapshot"):
+        path = root / lost
+        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+    store = replayed(groups.open_store("n0"), last)
+    for key, found in positions.items():
+        assert store.key_index.query("T", key, 64, *ALWAYS) == found
+    store.key_index.flush()
+    assert list(index_files(root).values()) == list(written.values())
+    store.close(clean=False)

@@ -11,10 +11,10 @@ import trio.testing
 
 from dledger.commitlog.errors import LocalProtocolError
 from dledger.remoting.addresses import join_address, split_address
-from dledger.remoting.client import RemotingClient, open_client
+from dledger.remoting.client import RemotingClient
 from dledger.remoting.connection import Connection
 from dledger.remoting.errors import ConnectFailedError, ConnectionLostError, RequestTimedOutError
-from dledger.remoting.processor import DEFERRED, Limiter
+from dledger.remoting.handling import DEFERRED, Limiter
 from dledger.remoting.processor_table import ProcessorTable
 from dledger.remoting.protocol.command import RemotingCommand, SerializeType, request, response_to
 from dledger.remoting.protocol.signature import Credentials, is_signed_by
@@ -146,25 +146,15 @@ async def test_disconnect_and_close_end_calls_as_lost(
         await client.invoke("b:1", request(ECHO))
 
 
-async def test_leaving_the_block_closes_the_connections(
-    broker: Broker, memory_network: Any
-) -> None:
-    async with open_client(memory_network) as client:
-        await client.invoke("b:1", request(ECHO))
-        assert len(broker.server.connections) == 1
-    await trio.testing.wait_all_tasks_blocked()
-    assert len(broker.server.connections) == 0
-
-
 async def test_over_real_sockets(nursery: trio.Nursery) -> None:
     broker = Broker(TcpNetwork())
     host, port = await nursery.start(broker.server.serve, "127.0.0.1", 0)
-    async with open_client(TcpNetwork()) as client:
-        body = bytes(range(256)) * 12_000
-        answer = await client.invoke(f"{host}:{port}", request(ECHO, {}, body))
-        assert answer.body == body
-        with pytest.raises(ConnectFailedError):
-            await client.invoke("127.0.0.1:1", request(ECHO))
+    client = RemotingClient(nursery, TcpNetwork())
+    body = bytes(range(256)) * 12_000
+    answer = await client.invoke(f"{host}:{port}", request(ECHO, {}, body))
+    assert answer.body == body
+    with pytest.raises(ConnectFailedError):
+        await client.invoke("127.0.0.1:1", request(ECHO))
 
 
 @pytest.mark.parametrize(("address", "parts"), [("h:1", ("h", 1)), ("[::1]:9876", ("::1", 9876))])

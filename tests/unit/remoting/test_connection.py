@@ -13,7 +13,6 @@ import trio.testing
 from dledger.remoting.connection import Connection
 from dledger.remoting.connection_limits import ConnectionLimits
 from dledger.remoting.errors import ConnectionLostError, RequestTimedOutError, TooManyInFlightError
-from dledger.remoting.processor import Limiter
 from dledger.remoting.protocol.command import RemotingCommand, request, response_to
 from dledger.remoting.protocol.frame import encode_command
 from dledger.remoting.write_buffer import SEND_BYTES
@@ -21,7 +20,6 @@ from tests.harness.wire_frames import (
     ECHO,
     Linked,
     asked_with,
-    echo,
     heard,
     hold_in,
     table,
@@ -437,13 +435,6 @@ async def test_draining_answers_what_is_open_and_refuses_the_rest(
     assert answered.opaque == 1
     await one.ended.wait()
     assert one.connection.close_reason == "drained"
-
-
-async def test_code_can_have_one_handler_only() -> None:
-    processors = table()
-    with pytest.raises(Exception, match="900 has a handler"):
-        processors.register(ECHO, echo, Limiter("other", 1))
-    assert processors.codes() == {ECHO}
 
 
 async def test_large_body_leaves_in_pieces_after_its_head(wire: Any) -> None:

@@ -25,7 +25,7 @@ from dledger.remoting.connection_limits import (
     Places,
     Turn,
 )
-from dledger.remoting.processor import Limiter
+from dledger.remoting.handling import Limiter
 from dledger.remoting.processor_table import ProcessorTable
 from dledger.remoting.protocol.command import RemotingCommand, request, response_to
 from dledger.remoting.protocol.frame import FrameDecoder, encode_command

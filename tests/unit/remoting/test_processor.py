@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dledger.commitlog.errors import ConfigError
-from dledger.remoting.processor import Limiter
+from dledger.remoting.handling import Limiter
 from dledger.remoting.processor_table import Handler, ProcessorTable
 from dledger.remoting.protocol.command import response_to
 

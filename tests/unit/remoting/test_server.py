@@ -12,7 +12,7 @@ from dledger.remoting.client import RemotingClient
 from dledger.remoting.connection import Connection
 from dledger.remoting.connection_limits import ConnectionLimits
 from dledger.remoting.errors import ConnectionLostError, RemotingError
-from dledger.remoting.processor import DEFERRED, Limiter
+from dledger.remoting.handling import DEFERRED, Limiter
 from dledger.remoting.processor_table import ProcessorTable
 from dledger.remoting.protocol.command import RemotingCommand, request, response_to
 from dledger.remoting.protocol.frame import FrameDecoder, encode_command

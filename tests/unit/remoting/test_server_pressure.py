@@ -12,8 +12,8 @@ from dledger.remoting.client import RemotingClient
 from dledger.remoting.connection import Connection
 from dledger.remoting.connection_limits import GRACE_S, ConnectionLimits
 from dledger.remoting.errors import AccessRefusedError, ConnectionLostError
+from dledger.remoting.handling import DEFERRED, Limiter
 from dledger.remoting.memory_budget import BudgetLimits, MemoryBudget
-from dledger.remoting.processor import DEFERRED, Limiter
 from dledger.remoting.processor_table import ProcessorTable
 from dledger.remoting.protocol.codes import ResponseCode
 from dledger.remoting.protocol.command import RemotingCommand, request, response_to

@@ -8,15 +8,9 @@ import hmac
 
 import pytest
 
-from dledger.remoting.protocol.codes import RequestCode
 from dledger.remoting.protocol.command import RemotingCommand, SerializeType, request
 from dledger.remoting.protocol.signature import (
-    AGE_MS,
-    SEQUENCE,
-    SIGNATURE,
     Credentials,
-    Freshness,
-    fresh_signature,
     is_signed_by,
     signature_of,
 )
@@ -146,15 +140,3 @@ def test_signatures_are_compared_in_constant_time(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(hmac, "compare_digest", compare)
     assert is_signed_by(request(10, {"Signature": "anything"}), SECRET)
     assert compared == [(signature_of(request(10), SECRET), b"anything")]
-
-
-def test_fresh_signature_counts_once_and_for_its_code() -> None:
-    challenge = b"0123456789abcdef"
-    server = Freshness(challenge, 0.0)
-    asked = request(RequestCode.GET_MAX_OFFSET, {SEQUENCE: "1", AGE_MS: "0"})
-    asked.ext[SIGNATURE] = fresh_signature(asked, "secret", challenge).decode()
-    asked.code = RequestCode.DELETE_TOPIC_IN_BROKER
-    assert server.fault_of(asked, "secret", 0.0) == "its signature is wrong"
-    asked.code = RequestCode.GET_MAX_OFFSET
-    assert server.fault_of(asked, "secret", 0.0) == ""
-    assert server.fault_of(asked, "secret", 0.0) == "it came before on this connection"

@@ -17,7 +17,7 @@ import trustme
 from dledger.commitlog.errors import ConfigError
 from dledger.remoting.client import RemotingClient
 from dledger.remoting.errors import ConnectFailedError, RemotingError
-from dledger.remoting.processor import Limiter
+from dledger.remoting.handling import Limiter
 from dledger.remoting.processor_table import ProcessorTable
 from dledger.remoting.protocol.command import request, response_to
 from dledger.remoting.seams import Stream, TlsMode

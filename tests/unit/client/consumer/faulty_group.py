@@ -14,7 +14,7 @@ from typing import Final, Protocol
 
 import trio
 
-from dledger.remoting.processor import Handled
+from dledger.remoting.handling import Handled
 from dledger.remoting.protocol.codes import RequestCode, ResponseCode
 from dledger.remoting.protocol.command import RemotingCommand, response_to
 from tests.unit.client.fake_cluster import Broker, Group, World, open_world

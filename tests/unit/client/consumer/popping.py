@@ -27,9 +27,10 @@ from dledger.remoting.protocol.pop_requests import (
     ChangeInvisibleTimeHeader,
     PopMessageHeader,
     PopMessageResponseHeader,
+    ReceiptHandle,
     encode_offsets,
+    revive_queue_of,
 )
-from dledger.remoting.protocol.receipt_handle import ReceiptHandle, revive_queue_of
 
 
 @dataclass

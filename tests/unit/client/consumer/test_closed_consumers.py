@@ -14,7 +14,7 @@ from dledger.client.core.client_instance import ClientInstance
 from dledger.client.core.errors import ClientClosedError, RequestTimedOutError
 from dledger.client.core.message import Message
 from dledger.client.producer.producer import Producer
-from dledger.remoting.processor import DEFERRED
+from dledger.remoting.handling import DEFERRED
 from dledger.remoting.protocol.codes import RequestCode
 from tests.unit.client.consumer.consuming import QUEUE, committed, send
 from tests.unit.client.fake_cluster import World

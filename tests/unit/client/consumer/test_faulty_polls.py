@@ -27,7 +27,7 @@ from dledger.client.core.client_instance import ClientInstance
 from dledger.client.core.errors import ClientClosedError, ClientError
 from dledger.client.core.route import MessageQueue
 from dledger.commitlog.record import decode_record, encode_record
-from dledger.remoting.processor import Handled
+from dledger.remoting.handling import Handled
 from dledger.remoting.protocol.command import RemotingCommand
 from dledger.remoting.protocol.outcome import Condition
 from dledger.remoting.protocol.outcome import answer as outcome_answer

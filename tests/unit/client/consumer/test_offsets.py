@@ -28,7 +28,7 @@ from dledger.client.core.errors import RequestFailedError
 from dledger.client.core.route import MessageQueue
 from dledger.commitlog.disk import OsDisk
 from dledger.commitlog.errors import ConfigError
-from dledger.remoting.processor import DEFERRED
+from dledger.remoting.handling import DEFERRED
 from dledger.remoting.protocol.codes import RequestCode, ResponseCode
 from dledger.remoting.protocol.command import RemotingCommand, response_to
 from dledger.remoting.protocol.own_fields import BY_OPERATOR_FIELD

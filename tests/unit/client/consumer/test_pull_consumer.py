@@ -24,7 +24,7 @@ from dledger.client.core.message import Message
 from dledger.client.core.message_ext import PullStatus
 from dledger.client.core.route import MessageQueue
 from dledger.client.producer.producer import Producer
-from dledger.remoting.processor import DEFERRED, Handled
+from dledger.remoting.handling import DEFERRED, Handled
 from dledger.remoting.protocol.codes import RequestCode, ResponseCode
 from dledger.remoting.protocol.command import RemotingCommand, request, response_to
 from dledger.remoting.protocol.headers import QueueHeader

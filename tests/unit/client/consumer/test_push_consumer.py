@@ -18,7 +18,7 @@ from dledger.client.core.errors import ClientClosedError
 from dledger.client.core.message import Message
 from dledger.client.producer.producer import Producer
 from dledger.commitlog.errors import ConfigError
-from dledger.remoting.processor import Answered, Handled
+from dledger.remoting.handling import Answered, Handled
 from dledger.remoting.protocol.bodies import (
     ConsumeFromWhere,
     ConsumerIdList,

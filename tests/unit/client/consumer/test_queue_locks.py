@@ -10,7 +10,7 @@ from dledger.client.consumer.queue_locks import EXPIRES_S, LockClient, QueueLock
 from dledger.client.core.client_instance import ClientInstance
 from dledger.client.core.errors import LockLostError, RequestFailedError, RequestTimedOutError
 from dledger.client.core.route import MessageQueue
-from dledger.remoting.processor import Handled
+from dledger.remoting.handling import Handled
 from dledger.remoting.protocol.bodies import LockBatchRequestBody, LockBatchResponseBody
 from dledger.remoting.protocol.codes import RequestCode
 from dledger.remoting.protocol.command import RemotingCommand, request, response_to

@@ -34,10 +34,11 @@ from dledger.remoting.protocol.pop_requests import (
     BatchAck,
     BatchAckMessageRequestBody,
     PopMessageResponseHeader,
+    ReceiptHandle,
     decode_start_offsets,
     encode_offsets,
+    revive_queue_of,
 )
-from dledger.remoting.protocol.receipt_handle import ReceiptHandle, revive_queue_of
 from dledger.testing.doubles import ManualClock
 
 

@@ -20,7 +20,7 @@ from dledger.client.core.errors import (
 from dledger.client.core.message import Message
 from dledger.client.core.route import MessageQueue
 from dledger.commitlog.record import iter_records
-from dledger.remoting.processor import DEFERRED, Handled
+from dledger.remoting.handling import DEFERRED, Handled
 from dledger.remoting.protocol.codes import RequestCode, ResponseCode
 from dledger.remoting.protocol.command import RemotingCommand, response_to
 from dledger.remoting.protocol.outcome import Condition

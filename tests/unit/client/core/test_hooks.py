@@ -41,7 +41,7 @@ from dledger.client.producer.transaction_producer import (
     TransactionProducer,
     TransactionProducerConfig,
 )
-from dledger.remoting.processor import DEFERRED
+from dledger.remoting.handling import DEFERRED
 from tests.unit.client.consumer.consuming import QUEUE, Heard, committed, send
 from tests.unit.client.fake_cluster import Group, World, open_world
 from tests.unit.client.producer.fake_transactions import FakeTransactions

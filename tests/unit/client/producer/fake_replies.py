@@ -9,7 +9,7 @@ from dledger.commitlog.properties import decode_properties, encode_properties
 from dledger.commitlog.record import encode_record
 from dledger.remoting.connection import Connection
 from dledger.remoting.errors import RemotingError
-from dledger.remoting.processor import Answered, Handled
+from dledger.remoting.handling import Answered, Handled
 from dledger.remoting.protocol.bodies import HeartbeatData
 from dledger.remoting.protocol.codes import RequestCode
 from dledger.remoting.protocol.command import RemotingCommand, request, response_to

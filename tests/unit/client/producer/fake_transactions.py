@@ -9,7 +9,7 @@ from dledger.commitlog.message_id import encode_offset_message_id
 from dledger.commitlog.properties import encode_properties
 from dledger.commitlog.record import decode_record, encode_record, pack_host
 from dledger.remoting.connection import Connection
-from dledger.remoting.processor import Handled
+from dledger.remoting.handling import Handled
 from dledger.remoting.protocol.codes import RequestCode
 from dledger.remoting.protocol.command import RemotingCommand, request, response_to
 from dledger.remoting.protocol.headers import (

@@ -26,7 +26,7 @@ from dledger.client.producer.config import ProducerConfig
 from dledger.client.producer.lane import PIPELINE_BYTES
 from dledger.client.producer.producer import Producer
 from dledger.client.producer.state import SendSlot
-from dledger.remoting.processor import DEFERRED, Handled
+from dledger.remoting.handling import DEFERRED, Handled
 from dledger.remoting.protocol.codes import RequestCode
 from dledger.remoting.protocol.command import RemotingCommand, response_to
 from tests.harness.fake_nodes import fixed

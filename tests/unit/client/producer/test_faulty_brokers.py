@@ -24,7 +24,7 @@ from dledger.client.producer.lane import PIPELINE_BYTES
 from dledger.client.producer.producer import Producer
 from dledger.client.producer.results import SendFuture
 from dledger.commitlog.record import decode_record
-from dledger.remoting.processor import Handled
+from dledger.remoting.handling import Handled
 from dledger.remoting.protocol.codes import RequestCode, ResponseCode
 from dledger.remoting.protocol.command import RemotingCommand, response_to
 from dledger.remoting.protocol.own_fields import OPEN_SEQUENCES_MAX, stamp_of_field, stamp_of_texts

@@ -16,7 +16,7 @@ from dledger.client.producer.producer import Producer
 from dledger.commitlog.errors import ConfigError
 from dledger.commitlog.record import decode_record
 from dledger.jepsen_like.seeded_rng import rng_stream
-from dledger.remoting.processor import DEFERRED
+from dledger.remoting.handling import DEFERRED
 from dledger.remoting.protocol.codes import RequestCode
 from dledger.remoting.protocol.command import SerializeType
 from tests.unit.client.fake_cluster import World, open_world

@@ -13,7 +13,7 @@ from dledger.client.core.route import MessageQueue
 from dledger.client.producer.config import ProducerConfig
 from dledger.client.producer.producer import Producer
 from dledger.commitlog.record import decode_record
-from dledger.remoting.processor import DEFERRED, Handled
+from dledger.remoting.handling import DEFERRED, Handled
 from dledger.remoting.protocol.codes import RequestCode
 from dledger.remoting.protocol.command import RemotingCommand, response_to
 from tests.harness.fake_nodes import fixed

@@ -17,7 +17,7 @@ from dledger.client.core.errors import (
 )
 from dledger.client.core.message import Message, encode_message_properties
 from dledger.client.producer.producer import Producer
-from dledger.remoting.processor import DEFERRED, Handled
+from dledger.remoting.handling import DEFERRED, Handled
 from dledger.remoting.protocol.codes import RequestCode
 from dledger.remoting.protocol.command import RemotingCommand, response_to
 from dledger.remoting.protocol.headers import RecallHandle

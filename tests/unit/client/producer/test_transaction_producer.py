@@ -27,7 +27,7 @@ from dledger.client.producer.transaction_producer import (
     TransactionProducerConfig,
 )
 from dledger.commitlog.errors import ConfigError
-from dledger.remoting.processor import Handled
+from dledger.remoting.handling import Handled
 from dledger.remoting.protocol.codes import RequestCode
 from dledger.remoting.protocol.command import RemotingCommand, response_to
 from tests.unit.client.fake_cluster import World, open_world

@@ -11,7 +11,7 @@ import structlog.testing
 from dledger.processors.access import PASSED_ON, AccessProcessor
 from dledger.processors.handles import Limit, handlers_of
 from dledger.remoting.errors import ConnectFailedError, RequestTimedOutError
-from dledger.remoting.processor import DEFERRED, Limiter
+from dledger.remoting.handling import DEFERRED, Limiter
 from dledger.remoting.protocol.codes import RequestCode, ResponseCode
 from dledger.remoting.protocol.command import RemotingCommand, request, response_to
 from dledger.remoting.protocol.outcome import OUTCOME_FIELD
@@ -53,9 +53,7 @@ def leader() -> Leader:
 @pytest.fixture
 def access(broker: Broker, leader: Leader) -> Broker:
     """The processors of a broker with those for accounts, as the daemon registers them."""
-    processor = AccessProcessor(
-        broker.group, broker.settings, is_in_file=lambda name: name == IN_FILE, invoke=leader
-    )
+    processor = AccessProcessor(broker.group, broker.settings, lambda name: name == IN_FILE, leader)
     broker.processors.handlers |= handlers_of([processor], LIMITERS, broker.group)
     return broker
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Awaitable, Iterator
+from operator import attrgetter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -17,11 +18,11 @@ import trio.testing
 from dledger.broker_errors import ChangeRefusedError
 from dledger.commitlog.disk import OsDisk
 from dledger.commitlog.errors import MQError
-from dledger.namesrv.server import ADMINISTRATIVE
+from dledger.namesrv.server import LOCAL_ADMIN
 from dledger.processors.access import AccessProcessor
 from dledger.processors.admin import BrokerConfigProcessor, LiveSettings
 from dledger.processors.answers import refusal
-from dledger.processors.handles import Limit, administrative_codes, codes_of, handlers_of
+from dledger.processors.handles import Limit, codes_of, handlers_of
 from dledger.processors.operator_offsets import RESETS_NOTED_MAX, is_of_operator, note_refused_reset
 from dledger.processors.raft import MembershipChanges, RaftChangeProcessor
 from dledger.processors.wiring import PROCESSORS
@@ -29,7 +30,7 @@ from dledger.remoting.access.account_file import AccountStore
 from dledger.remoting.access.audit import MAX_SUBJECT_CHARACTERS, subject_text
 from dledger.remoting.access.gate import AccessGate
 from dledger.remoting.connection import Connection
-from dledger.remoting.processor import Limiter
+from dledger.remoting.handling import Limiter
 from dledger.remoting.processor_table import Handler
 from dledger.remoting.protocol.bodies import (
     ConsumerData,
@@ -311,15 +312,13 @@ async def test_a_secret_is_in_no_audit_line(
     broker: Broker, live: LiveSettings, lines: Lines
 ) -> None:
     """In the signature, in unknown fields, in the body, in the value of a setting."""
-    access = AccessProcessor(
-        broker.group, broker.settings, is_in_file=lambda _: False, invoke=cast("Any", None)
-    )
+    access = AccessProcessor(broker.group, broker.settings, lambda _: False, cast("Any", None))
     others = [BrokerConfigProcessor(live), access, raft(Changes())]
     handlers = broker.processors.handlers | handlers_of(others, LIMITERS, broker.group)
     fields = {"Signature": SECRET, "SecurityToken": SECRET, "password": SECRET, "secretKey": SECRET}
     fields[BY_OPERATOR_FIELD] = "true"
     user = {"username": "u", "password": SECRET, "groupName": "g"}
-    codes = administrative_codes(PROCESSORS)
+    codes = codes_of(PROCESSORS, attrgetter("is_administrative"))
     for code in codes:
         for body in (as_json(user), f"brokerName={SECRET}\nmessageDelayLevel={SECRET}\n".encode()):
             await call(handlers, code, {**fields, "topic": "T"}, body)
@@ -429,9 +428,9 @@ LOOKS = re.compile(
 
 def test_every_request_is_an_act_or_known_to_be_none() -> None:
     """A new request has a line, or a place in `CLIENTS`, or a name that shows what it is."""
-    codes = codes_of(*PROCESSORS)
+    codes = codes_of(PROCESSORS)
     looks = {code for code in codes if LOOKS.match(code.name)}
-    administrative = administrative_codes(PROCESSORS)
+    administrative = codes_of(PROCESSORS, attrgetter("is_administrative"))
     assert not CLIENTS & administrative
     assert not looks & administrative
     assert codes - looks - CLIENTS == administrative
@@ -446,8 +445,10 @@ def section_of_acts(name: str) -> set[str]:
 
 
 def test_the_access_page_names_every_act() -> None:
-    assert section_of_acts("broker") == {code.name for code in administrative_codes(PROCESSORS)}
-    assert section_of_acts("namesrv") == {code.name for code in ADMINISTRATIVE}
+    assert section_of_acts("broker") == {
+        code.name for code in codes_of(PROCESSORS, attrgetter("is_administrative"))
+    }
+    assert section_of_acts("namesrv") == {code.name for code in LOCAL_ADMIN}
 
 
 def test_a_long_subject_is_cut() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from dledger.commitlog.record import encode_record
-from dledger.remoting.processor import DEFERRED
+from dledger.remoting.handling import DEFERRED
 from dledger.remoting.protocol.codes import RequestCode, ResponseCode
 from dledger.remoting.protocol.command import RemotingCommand, request
 from dledger.testing.doubles import ManualClock
@@ -183,13 +183,3 @@ def test_step_of_what_does_not_exist_is_refused(
     assert code is None or answer.code == code
     broker.group.settle()
     assert (committed(broker), sent(broker)) == (None, 0)
-
-
-def test_follower_takes_no_step(broker: Broker) -> None:
-    broker.group.leadership = None
-    for command in (step([["In", 0, -1, 3]]), step([["In", 0, -1, 3]], b"a")):
-        answer = broker.handle(command)
-        assert (answer.code, answer.ext["outcome"]) == (
-            ResponseCode.SERVICE_NOT_AVAILABLE,
-            "not_stored",
-        )

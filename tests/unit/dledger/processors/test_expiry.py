@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from dledger.commitlog.message_batch import BatchItem, encode_batch
 from dledger.commitlog.record import encode_record
-from dledger.remoting.processor import DEFERRED
+from dledger.commitlog.record_batch import BatchItem, encode_batch
+from dledger.remoting.handling import DEFERRED
 from dledger.remoting.protocol.bodies import TopicConfig, TopicConfigList
 from dledger.remoting.protocol.codes import RequestCode, ResponseCode
 from dledger.remoting.protocol.command import RemotingCommand

@@ -11,7 +11,7 @@ from trio.testing import MockClock
 
 from dledger.commitlog.properties import encode_properties
 from dledger.filters import property_filter
-from dledger.remoting.processor import DEFERRED
+from dledger.remoting.handling import DEFERRED
 from dledger.remoting.protocol.bodies import ConsumerData, HeartbeatData, SubscriptionData
 from dledger.remoting.protocol.codes import RequestCode
 from dledger.remoting.protocol.command import RemotingCommand, request

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import trio
 
-from dledger.commitlog.message_batch import BatchItem, encode_batch
 from dledger.commitlog.properties import (
     MAX_CLIENT_PROPERTIES_BYTES,
     MAX_PROPERTIES_BYTES,
     OWNED_NAMES,
 )
 from dledger.commitlog.record import Record, encode_record
+from dledger.commitlog.record_batch import BatchItem, encode_batch
 from dledger.processors.transactions import CheckBack
 from dledger.remoting.protocol.codes import RequestCode
 from dledger.remoting.protocol.command import RemotingCommand

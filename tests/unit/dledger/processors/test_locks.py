@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dledger.remoting.processor import DEFERRED
+from dledger.remoting.handling import DEFERRED
 from dledger.remoting.protocol.bodies import (
     LockBatchRequestBody,
     LockBatchResponseBody,
@@ -197,13 +197,6 @@ def test_end_of_leadership_answers_waiting_clients(locking: Broker) -> None:
     locking.group.lead()
     assert granted(lock(locking, "b", 0)) == []
     assert granted(lock(locking, "a", 0)) == [0]
-
-
-def test_a_follower_sends_clients_to_the_leader(locking: Broker) -> None:
-    locking.group.step_down("10.0.0.2:10911")
-    for response in (lock(locking, "a", 0), unlock(locking, "a", 0)):
-        assert response.code == ResponseCode.SERVICE_NOT_AVAILABLE
-        assert response.ext["leaderAddr"] == "10.0.0.2:10911"
 
 
 def test_queues_that_do_not_exist_are_not_granted(locking: Broker) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from dledger.commitlog.errors import DiskFullError
-from dledger.remoting.processor import DEFERRED
+from dledger.remoting.handling import DEFERRED
 from dledger.remoting.protocol.bodies import ConsumerData, HeartbeatData, SubscriptionData
 from dledger.remoting.protocol.codes import RequestCode
 from dledger.remoting.protocol.command import RemotingCommand, request

@@ -11,11 +11,10 @@ from dledger.broker_errors import TableFullError
 from dledger.commitlog.record import iter_records
 from dledger.group_api import OnBarrier
 from dledger.processors.destination import Destinations
-from dledger.remoting.processor import DEFERRED
+from dledger.remoting.handling import DEFERRED
 from dledger.remoting.protocol.codes import RequestCode, ResponseCode
 from dledger.remoting.protocol.command import RemotingCommand, request
-from dledger.remoting.protocol.pop_requests import QueryAssignmentResponseBody
-from dledger.remoting.protocol.receipt_handle import ReceiptHandle
+from dledger.remoting.protocol.pop_requests import QueryAssignmentResponseBody, ReceiptHandle
 from dledger.remoting.protocol.topic_names import INNER_TOPICS, STATE_TOPIC
 from dledger.services.pop_grants import SET_ASIDE_S
 from dledger.state.pop import MAX_OUT_PER_QUEUE, RequestMode
@@ -409,13 +408,6 @@ def test_group_that_is_being_removed_gets_nothing(popping: Broker) -> None:
         popping.group.settle()
     assert popping.group.state.pops == {}
     assert popping.group.state.consumer_offset("g", "T", 0) is None
-
-
-def test_follower_sends_pop_to_the_leader(popping: Broker) -> None:
-    popping.group.leadership = None
-    answer = pop(popping)
-    assert answer.code == ResponseCode.SERVICE_NOT_AVAILABLE
-    assert answer.ext["leaderAddr"] == popping.group.leader_address
 
 
 def test_request_mode_is_kept_in_the_log(popping: Broker) -> None:

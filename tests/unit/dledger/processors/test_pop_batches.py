@@ -7,7 +7,7 @@ from base64 import b64encode
 import pytest
 
 from dledger.remoting.errors import BadRequestError
-from dledger.remoting.processor import DEFERRED
+from dledger.remoting.handling import DEFERRED
 from dledger.remoting.protocol.codes import RequestCode, ResponseCode
 from dledger.remoting.protocol.command import RemotingCommand, request
 from dledger.remoting.protocol.own_fields import STALE_FIELD, decode_stale
@@ -16,8 +16,8 @@ from dledger.remoting.protocol.pop_requests import (
     MAX_REQUEST_BITS,
     BatchAck,
     BatchAckMessageRequestBody,
+    ReceiptHandle,
 )
-from dledger.remoting.protocol.receipt_handle import ReceiptHandle
 from dledger.testing.doubles import ManualClock
 from tests.harness.broker import Broker
 from tests.harness.fake_group import BROKER, Term

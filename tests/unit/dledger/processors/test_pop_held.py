@@ -11,7 +11,7 @@ from dledger.broker_errors import PendingFullError
 from dledger.filters.property_filter import Matching, scan
 from dledger.processors import pop_messages
 from dledger.processors.get_message import MIN_SCAN_UNITS
-from dledger.remoting.processor import DEFERRED
+from dledger.remoting.handling import DEFERRED
 from dledger.remoting.protocol.codes import RequestCode, ResponseCode
 from dledger.remoting.protocol.command import RemotingCommand, request
 from dledger.remoting.protocol.own_fields import FROM_NOW_FIELD

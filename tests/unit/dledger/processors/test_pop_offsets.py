@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import trio
 
-from dledger.remoting.processor import DEFERRED
+from dledger.remoting.handling import DEFERRED
 from dledger.remoting.protocol.bodies import LockBatchRequestBody, MessageQueue, ResetOffsetBody
 from dledger.remoting.protocol.codes import RequestCode, ResponseCode
 from dledger.remoting.protocol.command import RemotingCommand, request

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from dledger.commitlog.java_hash import tags_code
-from dledger.remoting.processor import DEFERRED
+from dledger.remoting.handling import DEFERRED
 from dledger.remoting.protocol.bodies import MessageModel, SubscriptionData
 from dledger.remoting.protocol.codes import RequestCode
 from dledger.remoting.protocol.command import SerializeType, request

@@ -10,26 +10,38 @@ from typing import Any
 import msgspec
 import pytest
 
+from dledger.broker_errors import NotLeaderError
 from dledger.commitlog.disk import OsDisk
 from dledger.commitlog.entry import ENTRY_HEADER_BYTES
+from dledger.commitlog.errors import ConfigError
 from dledger.commitlog.properties import SCHEDULE_TOPIC, TIMER_TOPIC, encode_properties
 from dledger.processors.access import AccessProcessor
 from dledger.processors.admin import BrokerConfigProcessor
-from dledger.processors.handles import declared, topic_of_message_at
+from dledger.processors.handles import (
+    Limit,
+    declared,
+    handlers_of,
+    handles,
+    message_at,
+    needs,
+    topic_of_message_at,
+)
 from dledger.processors.raft import RaftChangeProcessor
 from dledger.processors.wiring import PROCESSORS, broker_rules
 from dledger.remoting.access.account_file import AccountStore
-from dledger.remoting.access.accounts import SIGNED, Account, Permission, Right, topic_right
+from dledger.remoting.access.accounts import ADMIN, SIGNED, Account, Permission, Right, topic_right
 from dledger.remoting.access.gate import AccessGate
 from dledger.remoting.access.policies import Policies, parse_entry
+from dledger.remoting.connection import Connection
 from dledger.remoting.errors import AccessRefusedError, BadRequestError
-from dledger.remoting.processor import Limiter
+from dledger.remoting.handling import Handled, Limiter
 from dledger.remoting.processor_table import ProcessorTable
 from dledger.remoting.protocol.codes import RequestCode
-from dledger.remoting.protocol.command import RemotingCommand, request
+from dledger.remoting.protocol.command import RemotingCommand, request, response_to
 from dledger.remoting.protocol.topic_names import CLOSED_TOPICS, HALF_TOPIC, TRACE_TOPIC
 from dledger.testing.doubles import ManualClock
 from tests.harness.broker import Broker
+from tests.harness.fake_group import FakeConnection, FakeGroup
 
 PUB, SUB = Permission.PUB, Permission.SUB
 CODE = RequestCode
@@ -347,3 +359,91 @@ def test_dead_letters_follow_their_line_then_their_group() -> None:
     assert not denied.allows(letters)
     every = parse_entry("Custom", "Topic:*", ["All"], [], "Allow")
     assert not Account("policies", secret, policies=Policies([every])).allows(letters)
+
+
+# -- handlers are found by what they declare: code, limit, rule, reads and local
+
+
+LIMITERS = {limit: Limiter(limit.value, 1) for limit in Limit}
+
+
+class Example:
+    """Declares a handler of each kind."""
+
+    @handles(CODE.SEND_MESSAGE, CODE.SEND_MESSAGE_V2, limit=Limit.SEND, rule=SIGNED, appends=True)
+    def send(self, _connection: Connection, command: RemotingCommand) -> Handled:
+        return response_to(command)
+
+    @handles(CODE.PULL_MESSAGE, limit=Limit.PULL, rule=needs(SUB, topic="topic"), reads=True)
+    def pull(self, _connection: Connection, command: RemotingCommand) -> Handled:
+        return response_to(command)
+
+    @handles(CODE.VIEW_MESSAGE_BY_ID, limit=Limit.CLIENT, rule=message_at("offset", SUB))
+    def view(self, _connection: Connection, command: RemotingCommand) -> Handled:
+        return response_to(command)
+
+    @handles(CODE.DELETE_TOPIC_IN_BROKER, limit=Limit.ADMIN, rule=ADMIN, local=True)
+    def delete(self, _connection: Connection, command: RemotingCommand) -> Handled:
+        return response_to(command)
+
+    def helper(self) -> None:
+        """Not declared: no handler."""
+
+
+class Twin:
+    """Declares a code that another handler has."""
+
+    @handles(CODE.SEND_MESSAGE, limit=Limit.SEND, rule=SIGNED)
+    def handle(self, _connection: Connection, command: RemotingCommand) -> Handled:
+        return response_to(command)
+
+
+def test_handlers_of_refuses_a_code_with_two_handlers(group: FakeGroup) -> None:
+    with pytest.raises(ConfigError, match="has a handler already"):
+        handlers_of([Example(), Twin()], LIMITERS, group)
+
+
+def test_handlers_of_refuses_reads_while_a_snapshot_is_refilled(
+    group: FakeGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handlers = handlers_of([Example()], LIMITERS, group)
+    monkeypatch.setattr(group, "readable", False)
+    connection: Any = None
+    with pytest.raises(NotLeaderError):
+        handlers[CODE.PULL_MESSAGE][0](connection, request(CODE.PULL_MESSAGE))
+    assert handlers[CODE.SEND_MESSAGE][0](connection, request(CODE.SEND_MESSAGE)) is not None
+
+
+def test_handlers_of_applies_before_all_but_sends(
+    group: FakeGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handlers = handlers_of([Example()], LIMITERS, group)
+    caught_up: list[int] = []
+    monkeypatch.setattr(group, "catch_up", lambda: caught_up.append(1))
+    connection: Any = FakeConnection()
+    handlers[CODE.SEND_MESSAGE][0](connection, request(CODE.SEND_MESSAGE))
+    assert caught_up == []
+    for code in (CODE.PULL_MESSAGE, CODE.VIEW_MESSAGE_BY_ID, CODE.DELETE_TOPIC_IN_BROKER):
+        handlers[code][0](connection, request(code))
+    assert len(caught_up) == 3
+
+
+def test_sends_of_a_broker_are_these() -> None:
+    """Only what reads no message and is answered early may see less than all that is answered."""
+    sends = {code for _, found in declared(PROCESSORS) if found.appends for code in found.codes}
+    assert {code.name for code in sends} == {
+        *("SEND_MESSAGE", "SEND_MESSAGE_V2", "SEND_BATCH_MESSAGE", "SEND_RECORDS", "CONSUME_STEP"),
+    }
+
+
+def test_reads_of_a_broker_are_these() -> None:
+    """The whole list, so that none leaves it unnoticed."""
+    reads = {code for _, found in declared(PROCESSORS) if found.reads for code in found.codes}
+    assert {code.name for code in reads} == {
+        *("PULL_MESSAGE", "LITE_PULL_MESSAGE", "BULK_PULL", "QUERY_CONSUMER_OFFSET"),
+        *("SEARCH_OFFSET_BY_TIMESTAMP", "GET_MAX_OFFSET", "GET_MIN_OFFSET"),
+        *("GET_EARLIEST_MSG_STORETIME", "VIEW_MESSAGE_BY_ID", "QUERY_MESSAGE"),
+        *("QUERY_CONSUME_QUEUE", "GET_CONSUME_STATS", "GET_BROKER_CONSUME_STATS"),
+        *("QUERY_CONSUME_TIME_SPAN", "GET_TOPIC_STATS_INFO", "INVOKE_BROKER_TO_RESET_OFFSET"),
+        *("CONSUME_MESSAGE_DIRECTLY", "POP_MESSAGE", "NOTIFICATION"),
+    }

@@ -10,11 +10,11 @@ import pytest
 
 from dledger.broker_errors import PendingFullError
 from dledger.commitlog.errors import DiskFullError
-from dledger.commitlog.message_batch import BatchItem, encode_batch
 from dledger.commitlog.message_id import decode_offset_message_id
 from dledger.commitlog.properties import SCHEDULE_TOPIC
 from dledger.commitlog.record import Record, decode_record
-from dledger.remoting.processor import DEFERRED
+from dledger.commitlog.record_batch import BatchItem, encode_batch
+from dledger.remoting.handling import DEFERRED
 from dledger.remoting.protocol.codes import RequestCode
 from dledger.remoting.protocol.command import RemotingCommand, request
 from dledger.remoting.protocol.topic_names import CLOSED_TOPICS

@@ -219,10 +219,3 @@ def test_an_unknown_group_is_refused_where_groups_are_not_made(
     broker.make_topic()
     response = send_back(broker, sent(broker))
     assert response.code == ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST
-
-
-def test_a_follower_sends_the_consumer_to_the_leader(broker: Broker) -> None:
-    broker.make_topic()
-    offset = sent(broker)
-    broker.group.step_down()
-    assert send_back(broker, offset).code == ResponseCode.SERVICE_NOT_AVAILABLE

@@ -175,12 +175,6 @@ def test_records_that_are_not_what_they_say_are_refused_whole(
     assert broker.group.waiting == 0
 
 
-def test_a_follower_sends_the_client_to_the_leader(broker: Broker) -> None:
-    broker.group.step_down("10.0.0.9:10911")
-    response = send(broker, [["T", 0, 1]], [rec()])
-    assert (response.code, response.ext["leaderAddr"]) == (14, "10.0.0.9:10911")
-
-
 def test_unknown_outcome_is_answered(broker: Broker) -> None:
     broker.make_topic("T")
     body = struct.pack(">I", len(rec())) + rec()

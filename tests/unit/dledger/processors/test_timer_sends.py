@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
-from dledger.commitlog.message_batch import BatchItem, encode_batch
 from dledger.commitlog.properties import SCHEDULE_TOPIC, TIMER_TOPIC
 from dledger.commitlog.record import Record, decode_record
+from dledger.commitlog.record_batch import BatchItem, encode_batch
 from dledger.remoting.errors import BadRequestError
-from dledger.remoting.processor import DEFERRED
+from dledger.remoting.handling import DEFERRED
 from dledger.remoting.protocol.codes import RequestCode, ResponseCode
 from dledger.remoting.protocol.command import RemotingCommand, request
 from dledger.remoting.protocol.headers import RecallHandle
@@ -251,10 +249,3 @@ def test_a_handle_has_rocketmqs_form() -> None:
 def test_bad_recall_handle_is_refused(handle: str) -> None:
     with pytest.raises(BadRequestError, match=r"is no recall handle; nothing was recalled$"):
         RecallHandle.decode(handle)
-
-
-def test_a_follower_names_the_leader(broker: Broker) -> None:
-    handle: Any = RecallHandle("T", BROKER, 5000, "K").encode()
-    broker.group.step_down("127.0.0.1:4")
-    response = recall(broker, handle)
-    assert (response.code, response.ext["leaderAddr"]) == (14, "127.0.0.1:4")

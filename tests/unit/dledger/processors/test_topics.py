@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dledger.remoting.processor import DEFERRED
+from dledger.remoting.handling import DEFERRED
 from dledger.remoting.protocol import bodies
 from dledger.remoting.protocol.codes import RequestCode
 from dledger.remoting.protocol.command import RemotingCommand, request
@@ -137,13 +137,6 @@ def test_topic_made_again_takes_messages_once_it_is_there(broker: Broker) -> Non
 @pytest.mark.parametrize("topic", ["TBW102", "RMQ_SYS_DLEDGER_STATE", "rmq_sys_any", " "])
 def test_system_topics_stay(broker: Broker, topic: str) -> None:
     assert broker.call(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": topic}).code == 1
-
-
-def test_only_the_leader_changes_topics(broker: Broker) -> None:
-    broker.group.step_down("elsewhere:1")
-    assert create(broker).code == 14
-    response = broker.call(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": "T"})
-    assert (response.code, response.ext["leaderAddr"]) == (14, "elsewhere:1")
 
 
 def test_change_with_an_unknown_end_is_reported(broker: Broker) -> None:

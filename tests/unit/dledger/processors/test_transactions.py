@@ -10,7 +10,7 @@ import pytest
 from dledger.commitlog.entry import ENTRY_HEADER_BYTES, SIZE_FIELD_BYTES
 from dledger.commitlog.record import BODY_OFFSET, encode_record
 from dledger.processors import send
-from dledger.remoting.processor import DEFERRED
+from dledger.remoting.handling import DEFERRED
 from dledger.remoting.protocol.codes import RequestCode
 from dledger.remoting.protocol.command import RemotingCommand, request
 from dledger.remoting.protocol.topic_names import HALF_TOPIC, OP_HALF_TOPIC, STATE_TOPIC
@@ -260,14 +260,6 @@ def test_answers_may_come_before_the_apply(broker: Broker) -> None:
     broker.group.apply()
     assert len(broker.processors.transactions) == 0
     assert broker.group.state.max_offset("T", 2) == 1
-
-
-def test_a_follower_names_the_leader(broker: Broker) -> None:
-    broker.make_topic()
-    half = begin(broker)
-    broker.group.step_down("10.0.0.2:10911")
-    response = ask(broker, half, COMMIT).reply_
-    assert (response.code, response.ext["leaderAddr"]) == (14, "10.0.0.2:10911")
 
 
 @pytest.mark.parametrize(

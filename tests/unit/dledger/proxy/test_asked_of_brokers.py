@@ -29,8 +29,8 @@ from dledger.remoting.protocol.outcome import OUTCOME_FIELD
 from dledger.remoting.protocol.pop_requests import (
     ChangeInvisibleTimeResponseHeader,
     PopMessageHeader,
+    ReceiptHandle,
 )
-from dledger.remoting.protocol.receipt_handle import ReceiptHandle
 from tests.harness.fake_nodes import fixed
 from tests.unit.client.fake_cluster import World
 from tests.unit.dledger.proxy.test_refusals import code_of

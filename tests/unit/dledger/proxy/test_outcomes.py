@@ -33,12 +33,11 @@ from dledger.proxy.messages import duration
 from dledger.proxy.service import MessagingService
 from dledger.proxy.status import RefusedError, overall, status_of, status_of_send
 from dledger.proxy.status import code_of as code_of_error
-from dledger.remoting.processor import DEFERRED, Handled
+from dledger.remoting.handling import DEFERRED, Handled
 from dledger.remoting.protocol.codes import RequestCode, ResponseCode
 from dledger.remoting.protocol.command import RemotingCommand, response_to
 from dledger.remoting.protocol.outcome import Condition, answer
-from dledger.remoting.protocol.pop_requests import ChangeInvisibleTimeResponseHeader
-from dledger.remoting.protocol.receipt_handle import ReceiptHandle
+from dledger.remoting.protocol.pop_requests import ChangeInvisibleTimeResponseHeader, ReceiptHandle
 from tests.unit.client.fake_cluster import World, open_world
 from tests.unit.dledger.proxy.test_refusals import RECORD, code_of
 

@@ -23,8 +23,7 @@ from dledger.remoting.protocol.codes import RequestCode, ResponseCode
 from dledger.remoting.protocol.command import RemotingCommand, response_to
 from dledger.remoting.protocol.headers import RecallHandle
 from dledger.remoting.protocol.outcome import DECISION_FIELD, OUTCOME_FIELD
-from dledger.remoting.protocol.pop_requests import ChangeInvisibleTimeResponseHeader
-from dledger.remoting.protocol.receipt_handle import ReceiptHandle
+from dledger.remoting.protocol.pop_requests import ChangeInvisibleTimeResponseHeader, ReceiptHandle
 from tests.unit.client.fake_cluster import World
 
 CALLER = Caller("client-1", time_left_s=8.0)

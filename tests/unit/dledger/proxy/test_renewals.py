@@ -21,11 +21,10 @@ from dledger.proxy.open_receives import Received
 from dledger.proxy.renewals import INVISIBLE_S, RENEW_AFTER_S, RENEWED_S_MAX, Renewals, RenewalTable
 from dledger.proxy.server import RECEIVE_BYTES_MIN, _Handlers
 from dledger.proxy.service import MessagingService
-from dledger.remoting.processor import DEFERRED, Handled
+from dledger.remoting.handling import DEFERRED, Handled
 from dledger.remoting.protocol.codes import RequestCode
 from dledger.remoting.protocol.command import RemotingCommand, response_to
-from dledger.remoting.protocol.pop_requests import ChangeInvisibleTimeResponseHeader
-from dledger.remoting.protocol.receipt_handle import ReceiptHandle
+from dledger.remoting.protocol.pop_requests import ChangeInvisibleTimeResponseHeader, ReceiptHandle
 from tests.harness.pop_group import Fault, PopGroup
 from tests.unit.client.fake_cluster import World, open_world
 from tests.unit.dledger.proxy.grpc_doubles import TrioCall, TrioGuest

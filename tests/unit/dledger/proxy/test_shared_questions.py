@@ -16,7 +16,7 @@ from dledger.proxy.receives import LINES_MAX, Receives
 from dledger.proxy.renewals import RenewalTable
 from dledger.proxy.routes import CONFIG_LIFETIME_S, FAILED_LIFETIME_S, BrokerConfigs
 from dledger.proxy.service import ROUTED_MAX, MessagingService
-from dledger.remoting.processor import DEFERRED, Handled
+from dledger.remoting.handling import DEFERRED, Handled
 from dledger.remoting.protocol.bodies import SubscriptionGroupConfig, TopicConfig
 from dledger.remoting.protocol.codes import RequestCode, ResponseCode
 from dledger.remoting.protocol.command import RemotingCommand, response_to

@@ -17,7 +17,7 @@ from dledger.remoting.access.gate import AccessGate, guarded_table
 from dledger.remoting.client import RemotingClient
 from dledger.remoting.connection import Connection
 from dledger.remoting.errors import ConnectFailedError
-from dledger.remoting.processor import DEFERRED, Limiter
+from dledger.remoting.handling import DEFERRED, Limiter
 from dledger.remoting.processor_table import ProcessorTable
 from dledger.remoting.protocol.codes import RequestCode
 from dledger.remoting.protocol.command import RemotingCommand, request, response_to

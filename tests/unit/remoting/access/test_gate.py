@@ -21,7 +21,7 @@ from dledger.remoting.access.accounts import ADMIN, SIGNED, Permission, Right, R
 from dledger.remoting.access.gate import AccessGate, LocalAdmin, admitted_account, limited_account
 from dledger.remoting.addresses import is_loopback
 from dledger.remoting.errors import AccessRefusedError, BadRequestError
-from dledger.remoting.processor import Limiter
+from dledger.remoting.handling import Limiter
 from dledger.remoting.processor_table import ProcessorTable
 from dledger.remoting.protocol.codes import RequestCode
 from dledger.remoting.protocol.command import RemotingCommand, request, response_to
