@@ -149,29 +149,16 @@ def check_floors(
         "unexplained": len(late) + len(answers),
     }
     late.sort(key=lambda head: (head.topic, head.queue, head.node, head.min_off))
-    lost = [
-        Violation(
-            REMOVED,
-            f"{head.topic}/{head.queue}",
-            f"{head.node} has it from offset {head.min_off} on; retention let it begin at "
-            f"{may_begin.get((head.topic, head.queue), 0)}",
-            at_ns=head.at_ns,
-        )
-        for head in late
+    lost: list[tuple[str, ReplicaRead | Named, tuple[int, ...], int]] = [
+        *((head.node, head, (), head.at_ns) for head in late),
+        *(("an answer", one, (one.op_id,), one.call_ns) for one in answers),
     ]
-    lost += [
-        Violation(
-            REMOVED,
-            f"{one.topic}/{one.queue}",
-            f"an answer has it from offset {one.min_off} on; retention let it begin at "
-            f"{may_begin.get((one.topic, one.queue), 0)}",
-            (one.op_id,),
-            at_ns=one.call_ns,
-        )
-        for one in answers
-    ]
-    violations = [*found[:REPORTED_MAX], *lost[:REPORTED_MAX]]
-    return judge(NAME, violations, counts, looked_at=len(heads) + len(rows))
+    found = found[:REPORTED_MAX]
+    for who, at, witnesses, at_ns in lost[:REPORTED_MAX]:
+        text = f"{who} has it from offset {at.min_off} on; retention let it begin at "
+        text += str(may_begin.get((at.topic, at.queue), 0))
+        found.append(Violation(REMOVED, f"{at.topic}/{at.queue}", text, witnesses, at_ns=at_ns))
+    return judge(NAME, found, counts, looked_at=len(heads) + len(rows))
 
 
 FILLING: Final = (int(F.SEND), int(F.PULL), int(F.MAX_OFFSET))
