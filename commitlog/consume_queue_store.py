@@ -131,7 +131,7 @@ class ConsumeQueueStore:
     def _remove_folder(self, topic: str) -> None:
         self._files.topics.discard(topic)
         self._disk.remove_tree(f"{self._root}/{topic}")
-        self._disk.flush_dir(self._root)
+        self._files.dirty_folders.add(self._root)  # no flush in a turn of the event loop
 
     def begin_flush(self) -> ConsumeQueueFlush:
         """Return the job that makes all units put so far durable.

@@ -462,6 +462,19 @@ def test_no_descriptor_at_all_is_an_error_and_not_a_loop(tmp_path: Path) -> None
         store.queue("t", 0).put(0, units(0, 1))
 
 
+@pytest.mark.usefixtures("unshared")
+def test_deletion_flushes_nothing_before_the_next_flush() -> None:
+    disk = CrashDisk()
+    store = ConsumeQueueStore(disk, "/consumequeue", 10)
+    store.queue("T1", 0).put(0, units(0, 25))
+    store.flush()
+    disk.steps.clear()
+    store.delete_topic("T1")
+    assert {kind for kind, _ in disk.steps} == {"unlink"}
+    store.flush()
+    assert ("flush_dir", "/consumequeue") in disk.steps
+
+
 def test_a_topic_may_be_deleted_twice_during_a_flush() -> None:
     disk = CrashDisk()
     store = ConsumeQueueStore(disk, "/consumequeue", 10)
