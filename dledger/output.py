@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -122,14 +123,17 @@ def no_less_than_0(_kind: object, value: float | None) -> None:
         raise ValueError("must be 0 or more")
 
 
+_WHOLE_NUMBER: Final = re.compile("[+-]?[0-9]{1,19}")
+
+
 def read_option(hint: Any, tokens: Any) -> Any:
-    """Return the value of an option; the library rounds 1.5 where a whole number is wanted.
+    """Return the value of an option; the library rounds 1.5, and reads 1_0 and other scripts.
 
     Raises ValueError: it cannot be read; a usage error.
     """
     if hint is int or int in get_args(hint):
         for token in tokens:
-            if "." in token.value:
+            if _WHOLE_NUMBER.fullmatch(token.value) is None:
                 raise ValueError(f"{token.value[:SHOWN_CHARS]!r} is no whole number")
     return convert(hint, tokens)
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from cyclopts import App, Parameter, validators
 
@@ -53,6 +54,7 @@ CSV_COLUMNS = ("store_time", "broker", "queue", "offset", "tags", "keys", "messa
 """The head of a CSV without rows."""
 
 PULL_MESSAGES = 500
+NUMBER: Final = re.compile("[0-9]{1,18}")
 BODY_SHOWN_CHARS = 200
 
 msg = App(name="msg", help="Show messages and their trace.", backend="trio")
@@ -251,7 +253,7 @@ async def consume(
             exit_code=ExitCode.USAGE,
         )
     wanted = SubscriptionExpression.by_sql(sql) if sql else SubscriptionExpression.by_tag(tag)
-    if from_ not in ("earliest", "latest") and not from_.isdecimal():
+    if from_ not in ("earliest", "latest") and not NUMBER.fullmatch(from_):
         raise CliError("--from: earliest, latest or an offset", exit_code=ExitCode.USAGE)
     printer = _Printer(output, max_)
     async with open_client(addresses(namesrv)) as client, PullConsumer(client, group) as consumer:
@@ -285,7 +287,7 @@ async def _read(
         offset = end
     else:
         offset = await consumer.min_offset(queue)
-        if start.isdecimal():
+        if NUMBER.fullmatch(start):
             offset = max(offset, int(start))
     while follow or offset < end:
         pulled = await consumer.pull(queue, offset, max_messages=PULL_MESSAGES, tags=wanted)
@@ -517,7 +519,7 @@ def time_ms(text: str, option: str, otherwise: int) -> int:
     """Return a time in ms since the epoch: ISO 8601, UTC where it names no zone, or the number."""
     if not text:
         return otherwise
-    if text.isdecimal():
+    if NUMBER.fullmatch(text):
         return int(text)
     try:
         moment = datetime.fromisoformat(text)

@@ -44,7 +44,7 @@ def permission_text(perm: int) -> str:
 
 def duration_ms(text: str) -> int:
     """Return milliseconds of a time such as ``7d``. Raises CliError: it is none; a usage error."""
-    match = re.fullmatch(r"(\d{1,12})(ms|s|m|h|d)", text)
+    match = re.fullmatch(r"([0-9]{1,12})(ms|s|m|h|d)", text)
     if match is None or not int(match[1]):
         raise CliError(
             f"{text!r} is no time such as 7d, 6h, 30m, 90s or 1500ms", exit_code=ExitCode.USAGE

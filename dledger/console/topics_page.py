@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Final, NamedTuple
@@ -20,6 +21,7 @@ from dledger.remoting.protocol.topic_names import is_system
 
 RETENTION: Final = "retention.ms"
 HOUR_MS: Final = 3_600_000
+_HOURS: Final = re.compile(r"[0-9]{1,6}(\.[0-9]{1,9})?")
 PERMISSIONS: Final = {"6": "read and write", "4": "read only", "2": "write only", "0": "neither"}
 
 
@@ -148,17 +150,15 @@ def _number(form: Form, field: str, least: int, most: int) -> int:
     return number
 
 
-def _retention_ms(form: Form) -> str | None:
+def retention_ms(form: Form) -> str | None:
+    """Return how long the topic of a form keeps messages; None: as long as the log."""
     text = form.get("retention_hours", "").strip()
     if not text:
         return None
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 < value < 1e6:
+    kept_ms = int(float(text) * HOUR_MS) if _HOURS.fullmatch(text) else 0
+    if not kept_ms:
         raise RefusedError("retention: hours above 0, or nothing for as long as the log")
-    return str(int(value * HOUR_MS))
+    return str(kept_ms)
 
 
 def _page_of(form: Form) -> str:
@@ -171,7 +171,7 @@ async def create_topic(admin: Admin, form: Form) -> str:
     name = form.get("name", "")
     if name in await admin.topic_list():
         raise RefusedError(f"{name} exists already; nothing was changed")
-    kept = _retention_ms(form)
+    kept = retention_ms(form)
     groups = await admin.create_topic(
         name,
         queue_nums=_number(form, "queues", 1, 1024),
@@ -201,7 +201,7 @@ async def update_topic(admin: Admin, form: Form) -> str:
             read_queue_nums=_number(form, "read_queues", 0, 1024),
             perm=_number(form, "permission", 0, 7),
             order=config.order,
-            attributes={RETENTION: _retention_ms(form)},
+            attributes={RETENTION: retention_ms(form)},
             broker_names=(group,),
             gives_up_messages=form.get("gives_up_messages") == "1",
         )

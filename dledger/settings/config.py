@@ -54,6 +54,7 @@ from dledger.settings.text import (
 
 ENVIRONMENT_SOURCE: Final = "environment NAMESRV_ADDR"
 
+_NUMBER: Final = re.compile("[0-9]{1,9}")
 _NAME: Final = re.compile(r"[%|a-zA-Z0-9_.-]+")
 
 GROUP_SIZE_MAX: Final = 5
@@ -240,7 +241,7 @@ class _BrokerReader(SettingsReader):
             if REFUSED[key].refuses(raw):
                 raise ConfigError(f"{place}: {key}: {REFUSED[key].reason}{comment_hint(raw)}")
             return
-        is_number = raw.strip().isdecimal()
+        is_number = _NUMBER.fullmatch(raw.strip()) is not None
         if not is_number and (key in IN_SYNC_KEYS or (key == "brokerId" and raw.strip())):
             raise ConfigError(f"{place}: {key} = {raw!r}: expected a number{comment_hint(raw)}")
         if key in CLIENT_AUTH_KEYS:

@@ -33,7 +33,7 @@ from dledger.commitlog.errors import ConfigError
 from dledger.remoting.addresses import found_address
 from dledger.remoting.properties import comment_hint, inline_comment, parse_properties
 
-_SIZE: Final = re.compile(r"(\d+)\s*([KMG])i?B", re.IGNORECASE)
+_SIZE: Final = re.compile(r"([0-9]{1,18})\s*([KMG])i?B", re.IGNORECASE)
 _SHIFT: Final = {"K": 10, "M": 20, "G": 30}
 _EXPECTED: Final = re.compile(r"^Expected `(\w+)((?: [^`]*)?`.*)$", re.DOTALL)
 _KINDS: Final = {

@@ -317,10 +317,11 @@ def members_wanted(source: str, key: str, raw: object, *, group: str, peer_port:
 # ---------------------------------------------------------------------------------- values
 
 
-_DELAY: Final = re.compile(r"(\d+)([smhd])")
+_DELAY: Final = re.compile(r"([0-9]{1,9})([smhd])")
 _UNIT_MS: Final = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
-_PEER: Final = re.compile(r"([A-Za-z0-9_.]+)-(\[[0-9A-Fa-f:.]+\]|[^:\s]+):(\d{1,5})")
-_FRACTION: Final = re.compile(r"0?\.\d+|1\.0+")
+_PEER: Final = re.compile(r"([A-Za-z0-9_.]+)-(\[[0-9A-Fa-f:.]+\]|[^:\s]+):([0-9]{1,5})")
+_HOUR: Final = re.compile("[01]?[0-9]|2[0-3]")
+_FRACTION: Final = re.compile(r"0?\.[0-9]+|1\.0+")
 
 
 class Peer(Struct, frozen=True):
@@ -395,7 +396,7 @@ def parse_hours(value: object) -> tuple[int, ...]:
     hours: list[int] = []
     for part in parts:
         text = str(part).strip()
-        if not text.isdecimal() or int(text) > 23:
+        if _HOUR.fullmatch(text) is None:
             raise ValueError(f"{text!r} is not an hour from 00 to 23")
         hours.append(int(text))
     if not hours:
@@ -430,9 +431,7 @@ EXPORTER_TYPES = ("DISABLE", "OTLP_GRPC", "PROM", "LOG")
 def parse_exporter(value: object) -> str:
     """Return RocketMQ's name of an exporter of metrics from its name or number."""
     text = str(value).strip().upper()
-    if text.isdecimal() and int(text) < len(EXPORTER_TYPES):
-        return EXPORTER_TYPES[int(text)]
-    return text
+    return {str(number): name for number, name in enumerate(EXPORTER_TYPES)}.get(text, text)
 
 
 # ------------------------------------------------------------------------------- numbers of members

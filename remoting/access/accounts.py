@@ -31,6 +31,7 @@ PATTERNS_MAX: Final = 1_000
 
 _CHOICE: Final = re.compile(r"(?P<head>[^{}]*\.)\{(?P<octets>[^{}]*)\}")
 _PARTS: Final = re.compile(r"(?:[^;,{}]|\{[^{}]*\}|[{}])+")
+_OCTET: Final = re.compile("[0-9]{1,3}")
 _OCTETS: Final = 4
 _OCTET_MAX: Final = 255
 
@@ -114,7 +115,7 @@ def _ranges(text: str, shown: str) -> _Ranges:
             found.append((0, _OCTET_MAX))
             continue
         ends = (low, high) if dash else (octet, octet)
-        if not all(end.isascii() and end.isdecimal() and int(end) <= _OCTET_MAX for end in ends):
+        if not all(_OCTET.fullmatch(end) and int(end) <= _OCTET_MAX for end in ends):
             raise ValueError(f"{shown!r} is not an address, nor a pattern of addresses")
         first, last = int(ends[0]), int(ends[1])
         if first > last:

@@ -33,7 +33,7 @@ class Dialect(StrEnum):
 
 _SPACE: Final = re.compile(r"[ \t\r\n\f\b]*")
 _SPACE_COMMAS: Final = re.compile(r"[ \t\r\n\f\b,]*")
-_NUMBER: Final = re.compile(r"([+-]?\d+(\.\d*)?([eE][+-]?\d+)?)[LBSFD]?")
+_NUMBER: Final = re.compile(r"([+-]?[0-9]+(\.[0-9]*)?([eE][+-]?[0-9]+)?)[LBSFD]?")
 _WORD: Final = re.compile(r"[^\W\d][\w$.\-]*|[$_][\w$.\-]*")
 _PLAIN_TEXT: Final = {'"': re.compile(r'[^"\\]*'), "'": re.compile(r"[^'\\]*")}
 _ESCAPES: Final = {
@@ -52,7 +52,8 @@ _ESCAPES: Final = {
 }
 _WORDS: Final = {"true": True, "false": False, "null": None, "undefined": None, "NaN": None}
 _REF: Final = "$ref"
-_PATH_STEP: Final = re.compile(r"\.((?:\\.|[^.\[\\])+)|\[(\d+)\]")
+_PATH_STEP: Final = re.compile(r"\.((?:\\.|[^.\[\\])+)|\[([^\]]*)\]")
+_INDEX: Final = re.compile("[0-9]{1,9}")
 
 _standard: Final = msgspec.json.Decoder().decode
 _encode: Final = msgspec.json.Encoder(order="sorted").encode
@@ -263,8 +264,8 @@ class _Resolver:
             name, index = step.group(1), step.group(2)
             if name is not None and isinstance(target, dict):
                 target = target.get(re.sub(r"\\(.)", r"\1", name))
-            elif index is not None and isinstance(target, list) and int(index) < len(target):
-                target = target[int(index)]
+            elif index is not None and isinstance(target, list) and _INDEX.fullmatch(index):
+                target = target[int(index)] if int(index) < len(target) else None
             else:
                 return None
         return target if path.startswith("$") and _ref_of(target) is None else None

@@ -180,7 +180,7 @@ class BatchAck(msgspec.Struct):
             data = (
                 b64decode(self.b, validate=True)
                 if isinstance(self.b, str)
-                else bytes(int(byte) & 0xFF for byte in self.b)
+                else bytes(n & 0xFF if -129 < n < 256 else n for n in map(whole_number, self.b))
             )
         except (TypeError, ValueError, OverflowError):
             raise BadRequestError("the bits of acknowledged messages are unreadable") from None

@@ -9,6 +9,7 @@ well, because brokers find them by whole milliseconds. Pure.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -18,6 +19,7 @@ from dledger.commitlog.errors import ConfigError
 
 EARLIEST: Final = "earliest"
 LATEST: Final = "latest"
+_NUMBER: Final = re.compile("[0-9]{1,9}")
 PARTITION_MESSAGES: Final = 100_000
 """Messages of one task: some seconds of reading, so that a lost task costs little."""
 READ_TIMEOUT_S: Final = 60.0
@@ -117,19 +119,20 @@ def parse_options(given: Mapping[str, str], *, use: Literal["read", "write"] = "
         topics=topics,
         starting=_offsets(found, "startingoffsets", EARLIEST),
         ending=_offsets(found, "endingoffsets", LATEST),
-        trigger_messages=_count(found, "maxmessagespertrigger", 0),
-        partition_messages=_count(found, "maxmessagesperpartition", PARTITION_MESSAGES),
+        trigger_messages=count_of(found, "maxmessagespertrigger", 0),
+        partition_messages=count_of(found, "maxmessagesperpartition", PARTITION_MESSAGES),
         columns=columns or tuple(COLUMNS),
         group=found.get("group", GROUP),
         filter_pushdown=_truth(found, "filterpushdown", default="false"),
         fail_on_data_loss=_truth(found, "failondataloss", default="true"),
-        timeout_s=float(_count(found, "timeout", int(READ_TIMEOUT_S))),
+        timeout_s=float(count_of(found, "timeout", int(READ_TIMEOUT_S))),
     )
 
 
-def _count(found: Mapping[str, str], name: str, default: int) -> int:
+def count_of(found: Mapping[str, str], name: str, default: int) -> int:
+    """Return an option that is a number. Raises OptionError: it is none."""
     text = found.get(name, str(default))
-    if not text.isdecimal() or (name in found and int(text) < 1):
+    if not _NUMBER.fullmatch(text) or (name in found and int(text) < 1):
         raise OptionError(f"option {name} is {text!r}; it must be a whole number above 0")
     return int(text)
 

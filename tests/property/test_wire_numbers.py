@@ -11,6 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dledger.broker_errors import PropertyUnreadableError
+from dledger.cli.message_command import time_ms
+from dledger.cli.topic_command import duration_ms
+from dledger.commitlog.errors import MQError
+from dledger.console.topics_page import retention_ms
+from dledger.remoting.access.accounts import WhiteAddresses
 from dledger.remoting.errors import BadRequestError
 from dledger.remoting.protocol.command import request
 from dledger.remoting.protocol.headers import RecallHandle, SendMessageHeader
@@ -22,6 +27,8 @@ from dledger.remoting.protocol.pop_requests import (
 )
 from dledger.services.delayed_message import delay_level_of, deliver_at_ms
 from dledger.services.half_message import half_properties
+from dledger.settings.text import parse_delay_levels, parse_hours, parse_peers
+from dledger.spark_jobs.datasource.options import count_of
 
 SENT: Final = dict.fromkeys("defgh", "1") | dict.fromkeys("abc", "T")
 
@@ -64,3 +71,25 @@ def test_numbers_of_others_are_ascii_digits(name: str, text: str) -> None:
         assert not is_number
     else:
         assert is_number
+
+
+ENTERED: Final[tuple[Callable[[str], object], ...]] = (
+    parse_hours,
+    lambda text: parse_delay_levels(f"{text}s"),
+    lambda text: parse_peers(f"n0-h:{text}"),
+    lambda text: WhiteAddresses(f"10.0.0.{text}-{text}"),
+    lambda text: duration_ms(f"{text}d"),
+    lambda text: time_ms(text, "--from", 0),
+    lambda text: retention_ms({"retention_hours": text}),
+    lambda text: count_of({"timeout": text}, "timeout", 1),
+)
+"""Numbers in settings, forms, options of commands and of Spark."""
+
+
+@pytest.mark.parametrize("read", ENTERED, ids=range(len(ENTERED)))
+def test_numbers_of_operators_are_ascii_digits(read: Callable[[str], object]) -> None:
+    read("7")
+    for text in ("1_0", "\u0661", "\u00b2", "7" * 5_000):
+        with pytest.raises((ValueError, MQError)) as refused:
+            read(text)
+        assert "integer string conversion" not in str(refused.value)

@@ -39,6 +39,8 @@ def test_reader_takes_the_dialect(text: str, value: Any) -> None:
         ('{"a\\\\.b":1,"a.b":{"y":1},"c":{"$ref":"$.a\\\\.b"}}',
          {"a\\.b": 1, "a.b": {"y": 1}, "c": {"y": 1}}),
         ('{"a":{"$ref":"$.nothing.here"},"b":[{"$ref":"$.a[7]"}]}', {"a": None, "b": [None]}),
+        ('{"a":[1],"b":{"$ref":"$.a[\u0660]"}}', {"a": [1], "b": None}),
+        ('{"a":[1],"b":{"$ref":"$.a[' + "0" * 5_000 + ']"}}', {"a": [1], "b": None}),
         ('{"a":{"$ref":"$.b"},"b":{"$ref":"$.a"}}', {"a": None, "b": None}),
         ('{"a":{"$ref":5}}', {"a": {"$ref": 5}}),
         ('{"$ref":"$"}', None),
@@ -77,6 +79,7 @@ def test_references_to_what_is_around_them() -> None:
         b"{" * 40 + b"a:1" + b"}:1" * 39 + b"}",
         b"{[1]:2}",
         b"{a:" + b"9" * 5000 + b"}",
+        "{a:\u0661}".encode(),
     ],
 )
 def test_reader_refuses_what_is_neither(text: bytes) -> None:

@@ -218,7 +218,7 @@ def test_bits_of_a_batch_are_bounded() -> None:
     whole = [255] * (MAX_BITS // 8)
     assert len(BatchAck(b=whole).offsets) == MAX_BITS
     too_many = ([0] * (MAX_READ_BITS // 8 + 1), [*whole, 1])
-    for bits in ("not base64!", [None], *too_many):
+    for bits in ("not base64!", [None], [256], [-129], ["1_0"], [1.5], *too_many):
         with pytest.raises(BadRequestError):
             _ = BatchAck(b=bits).offsets
     for size in (MAX_READ_BITS // 8 - 2, MAX_READ_BITS // 8):
