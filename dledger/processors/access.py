@@ -392,8 +392,8 @@ def _is_of_the_file(name: str) -> RefusedError:
 
 
 def _named(command: RemotingCommand) -> str:
-    name = UserHeader.decode(command.ext).username.strip()
-    if not name:
+    name = UserHeader.decode(command.ext).username
+    if not name.strip():
         raise bad_request("The username is blank")
     return name
 

@@ -34,6 +34,7 @@ from dledger.remoting.addresses import found_address
 from dledger.remoting.properties import comment_hint, inline_comment, parse_properties
 
 _SIZE: Final = re.compile(r"([0-9]{1,18})\s*([KMG])i?B", re.IGNORECASE)
+_WHOLE: Final = re.compile("-?[0-9]{1,19}")
 _SHIFT: Final = {"K": 10, "M": 20, "G": 30}
 _EXPECTED: Final = re.compile(r"^Expected `(\w+)((?: [^`]*)?`.*)$", re.DOTALL)
 _KINDS: Final = {
@@ -111,6 +112,8 @@ class Setting(Struct, frozen=True, kw_only=True):
             if match is not None:
                 raw = int(match[1]) << _SHIFT[match[2].upper()]
         elif isinstance(raw, float):
+            raise ValueError("expected a whole number")
+        if type(self.default) is int and isinstance(raw, str) and not _WHOLE.fullmatch(raw):
             raise ValueError("expected a whole number")
         try:
             return msgspec.convert(raw, self.type, strict=not isinstance(raw, str))

@@ -27,6 +27,7 @@ from dledger.remoting.protocol.pop_requests import (
 )
 from dledger.services.delayed_message import delay_level_of, deliver_at_ms
 from dledger.services.half_message import half_properties
+from dledger.settings.config import SETTINGS
 from dledger.settings.text import parse_delay_levels, parse_hours, parse_peers
 from dledger.spark_jobs.datasource.options import count_of
 
@@ -75,6 +76,8 @@ def test_numbers_of_others_are_ascii_digits(name: str, text: str) -> None:
 
 ENTERED: Final[tuple[Callable[[str], object], ...]] = (
     parse_hours,
+    SETTINGS["server.listen_port"].parse,
+    SETTINGS["store.disk_max_used_space_ratio"].parse,
     lambda text: parse_delay_levels(f"{text}s"),
     lambda text: parse_peers(f"n0-h:{text}"),
     lambda text: WhiteAddresses(f"10.0.0.{text}-{text}"),
@@ -88,8 +91,8 @@ ENTERED: Final[tuple[Callable[[str], object], ...]] = (
 
 @pytest.mark.parametrize("read", ENTERED, ids=range(len(ENTERED)))
 def test_numbers_of_operators_are_ascii_digits(read: Callable[[str], object]) -> None:
-    read("7")
-    for text in ("1_0", "\u0661", "\u00b2", "7" * 5_000):
+    read("17")
+    for text in ("1_0", "1e1", "\u0661", "\u00b2", "7" * 5_000):
         with pytest.raises((ValueError, MQError)) as refused:
             read(text)
         assert "integer string conversion" not in str(refused.value)

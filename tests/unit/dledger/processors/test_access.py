@@ -217,6 +217,7 @@ def test_changes_in_flight_count(access: Broker) -> None:
     ("code", "ext", "content", "why"),
     [
         (CODE.AUTH_CREATE_USER, {"username": " "}, {"password": SECRET}, "username is blank"),
+        (CODE.AUTH_CREATE_USER, {"username": " u "}, {"password": SECRET}, "no space at its ends"),
         (CODE.AUTH_CREATE_USER, {"username": NAME}, {}, "password is blank"),
         (CODE.AUTH_CREATE_USER, {"username": NAME}, {"password": "short"}, "at least 7"),
         (CODE.AUTH_UPDATE_USER, {"username": NAME}, {"password": SECRET}, "does not exist"),
