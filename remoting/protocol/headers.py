@@ -173,6 +173,7 @@ class SendMessageHeader(Header):
         """
         try:
             get = ext.get
+            "".join((ext["a"], ext["b"], ext["c"], get("n") or ""))  # TypeError: one is no text
             numbers = (ext["d"], ext["e"], ext["f"], ext["g"], ext["h"])
             reconsume_times = get("j")
             max_reconsume_times = get("l")
@@ -205,8 +206,7 @@ class SendMessageHeader(Header):
             and -_I64_END <= born_timestamp < _I64_END
             and -_I32_END <= default_topic_queue_nums < _I32_END
             and (header.reconsume_times is None or -_I32_END <= header.reconsume_times < _I32_END)
-            and type(header.topic) is str
-            and type(header.producer_group) is str
+            and (header.max_reconsume_times is None or header.max_reconsume_times < _I32_END)
             and (header.properties is None or type(header.properties) is str)
         ):
             return header

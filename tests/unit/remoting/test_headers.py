@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from dledger.remoting.errors import BadRequestError
@@ -80,7 +82,14 @@ def test_missing_required_field_is_named(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("letter", "value"),
-    [("e", "2147483648"), ("d", "x"), ("g", "9223372036854775808"), ("h", ""), ("j", "1e3")],
+    [
+        ("e", "2147483648"),
+        ("d", "x"),
+        ("g", "9223372036854775808"),
+        ("h", ""),
+        ("j", "1e3"),
+        ("l", str(1 << 31)),
+    ],
 )
 def test_numbers_out_of_range_or_shape_are_refused(letter: str, value: str) -> None:
     with pytest.raises(BadRequestError, match=f"custom field {letter} "):
@@ -92,9 +101,11 @@ def test_cbor_values_keep_their_kind() -> None:
     assert SendMessageHeader.decode_v2(ext) == SEND
 
 
-def test_bytes_where_text_belongs_are_refused() -> None:
-    with pytest.raises(BadRequestError, match="custom field b is not text"):
-        SendMessageHeader.decode_v2({**SHORT, "b": b"T"})
+@pytest.mark.parametrize("letter", "abcin")
+@pytest.mark.parametrize("value", [b"T", [1]])
+def test_what_is_no_text_is_refused(letter: str, value: Any) -> None:
+    with pytest.raises(BadRequestError, match=f"custom field {letter} is not text"):
+        SendMessageHeader.decode_v2({**SHORT, letter: value})
 
 
 def test_unknown_fields_are_passed_over() -> None:
