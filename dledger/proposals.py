@@ -110,11 +110,11 @@ log = structlog.get_logger(__name__)
 EXPIRE_INTERVAL_S: Final = 0.2
 """How often overdue proposals are looked for."""
 
-BATCHES_PER_ENTRY: Final = 1_024
-"""Sealed in one turn, some 5 microseconds each; what is beyond waits for the flush of the entry."""
+BATCHES_PER_TURN: Final = 1_024
+"""Sealed or refused before other tasks have their turn, some 5 microseconds each."""
 
-ANSWERED_AT_ONCE: Final = 16
-"""Proposers of one entry that need no turn: a turn costs a switch of tasks."""
+ENTRY_IN_BATCHES: Final = 8
+"""What an entry, or a refusal, costs beside its batches, in batches."""
 
 
 @dataclass(slots=True)
@@ -233,6 +233,7 @@ class Proposals:
         self._clock = clock
         self._pending: deque[_Pending] = deque()
         self._pending_bytes = 0
+        self._seal_left = BATCHES_PER_TURN
         self._late_bytes = 0
         self._in_flight: deque[_InFlight] = deque()
         # Entries at its begin that are committed and answered, and still to be applied.
@@ -326,21 +327,27 @@ class Proposals:
         return proposed
 
     def kick(self) -> None:
-        """Seal what is waiting, unless a flush is on its way: then its end does."""
+        """Seal what is waiting, unless a flush is on its way: then its end does, or a next turn."""
         if self._pending and not self.node.flusher.flushing:
             self.node.settle()
 
     def _seal_all(self) -> None:
-        while (
-            self._pending and self.leadership is not None and not self.node.transfers.is_under_way
-        ):
+        while self._pending and self.leadership and not self.node.transfers.is_under_way:
+            if self._seal_left <= 0:
+                self.turns.next_turn(self._seal_on)
+                return
             if not self._seal():
                 return
+
+    def _seal_on(self) -> None:
+        self._seal_left = BATCHES_PER_TURN
+        self.kick()
 
     def _seal(self) -> bool:
         taken: list[_Pending] = []
         size = ENTRY_HEADER_BYTES
-        while self._pending and len(taken) < BATCHES_PER_ENTRY:
+        self._seal_left -= ENTRY_IN_BATCHES
+        while self._pending and len(taken) < BATCHES_PER_TURN:
             following = self._pending[0]
             if taken and size + following.size > self.entry_bytes_max:
                 break
@@ -349,13 +356,11 @@ class Proposals:
                     break  # first in an entry of its own, all before it is counted
                 error = self._commits.refusal_of(following.commits)
                 if error is not None:
-                    self._pending.popleft()
-                    self._finish(following, Proposed("not_stored", error=error))
-                    continue
+                    self._end_all([self._pending.popleft()], error)
+                    return True
             taken.append(self._pending.popleft())
             size += taken[-1].size
-        if not taken:
-            return True
+        self._seal_left -= len(taken)
         runs = (run for pending in taken for run in pending.batch.runs)
         offsets, kept = self._offsets.plan(runs)
         proposal = Proposal(
@@ -370,13 +375,14 @@ class Proposals:
         except DiskFullError as error:
             log.error("append_without_space", error=str(error))
             self._end_all(taken, error)
+            self.turns.next_turn(self._seal_on)
             return False
         self._offsets.keep(kept)
         commits = [commit for pending in taken for commit in pending.commits]
         if commits:
             self._commits.keep(index, commits)
         self._in_flight.append(self._entry_in_flight(index, taken, offsets))
-        return len(taken) < BATCHES_PER_ENTRY
+        return True
 
     def _entry_in_flight(self, index: int, taken: list[_Pending], offsets: list[int]) -> _InFlight:
         entry_log = self.store.log
@@ -421,11 +427,7 @@ class Proposals:
                 )
             self._finish(pending, proposed)
 
-        if len(waiting) > ANSWERED_AT_ONCE:
-            self.turns.call_each(answer, waiting)
-        else:
-            for item in waiting:
-                answer(item)
+        self.turns.call_each(answer, waiting)
 
     def resolve(self, index: int) -> None:
         """Answer what is in flight up to entry *index*, which is applied."""

@@ -109,6 +109,9 @@ CALLS_PER_TURN: Final = 128
 """Requests answered, messages stored again or connections closed before other tasks have their
 turn. Each takes some 40 to 80 microseconds: 10 ms at most."""
 
+CALLED_AT_ONCE: Final = 16
+"""Of these, calls that need no new turn: a turn costs a switch of tasks."""
+
 ROWS_PER_TURN: Final = 2_048
 """Rows in memory looked at in one turn: a microsecond or two each."""
 
@@ -162,7 +165,7 @@ class Turns:
                 call(item)
         finally:
             self._is_calling = False
-            if self._left < CALLS_PER_TURN:
+            if self._calls or self._left < CALLS_PER_TURN - CALLED_AT_ONCE:
                 self._wake.set()
 
     async def run(self) -> None:

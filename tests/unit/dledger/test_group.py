@@ -19,7 +19,7 @@ from dledger.broker_errors import (
 from dledger.commitlog.entry import Run
 from dledger.commitlog.record import decode_record, encode_record
 from dledger.group_api import OffsetCommit, Proposed
-from dledger.proposals import BATCHES_PER_ENTRY
+from dledger.proposals import BATCHES_PER_TURN, ENTRY_IN_BATCHES
 from dledger.state.state_record import ConsumerOffsetsChange, state_batch
 from dledger.waiting import CALLS_PER_TURN
 from tests.harness.fake_group import batch_of
@@ -73,17 +73,34 @@ async def test_crowd_is_sealed_and_answered_in_turns(tmp_path: Path) -> None:
         before = leader.state.applied_index
         answers: list[tuple[int, Proposed]] = []
         trio.lowlevel.add_instrument(steps)
-        for _ in range(BATCHES_PER_ENTRY + 200):
+        for _ in range(BATCHES_PER_TURN + 200):
             leader.propose(batch(b"x"), lambda proposed: answers.append((steps.number, proposed)))
         leader.kick()
-        while len(answers) < BATCHES_PER_ENTRY + 200:
+        while len(answers) < BATCHES_PER_TURN + 200:
             await trio.sleep(0.01)
         trio.lowlevel.remove_instrument(steps)
         sizes = Counter(proposed.index for _, proposed in answers)
-        assert sizes == {before + 1: BATCHES_PER_ENTRY, before + 2: 200}
+        assert sizes == {before + 1: BATCHES_PER_TURN, before + 2: 200}
         offsets = [proposed.first_offsets for _, proposed in answers]
         assert offsets == [(offset,) for offset in range(len(answers))]
         assert max(Counter(step for step, _ in answers).values()) <= CALLS_PER_TURN
+
+
+async def test_crowd_of_steps_is_sealed_in_turns(tmp_path: Path) -> None:
+    async with running_groups(tmp_path) as groups:
+        leader = (await groups.leader()).group
+        answers = list[Proposed]()
+        for number in range(600):
+            change = ConsumerOffsetsChange.of((("g", "T", number // 2, 1),))
+            commit = OffsetCommit("g", "T", number // 2, 1, expected=-1)
+            leader.propose(state_batch(change), answers.append, commits=[commit])
+        before = leader.log.last_index
+        leader.kick()
+        assert leader.log.last_index - before <= BATCHES_PER_TURN // ENTRY_IN_BATCHES
+        while len(answers) < 600:
+            await trio.sleep(0.01)
+        outcomes = Counter(answer.outcome for answer in answers)
+        assert outcomes == {"stored": 300, "not_stored": 300}
 
 
 async def test_commit_that_a_step_expects_counts_what_waits_before_it(tmp_path: Path) -> None:
