@@ -25,10 +25,7 @@ from dledger.waiting import Wakeup
 log = structlog.get_logger(__name__)
 
 APPLY_AT_ONCE_ENTRIES: Final = 64
-"""Entries that may wait to be applied, and are applied in one go before a read."""
-
-APPLY_AT_ONCE_BYTES: Final = APPLIED_TOGETHER_BYTES
-"""Likewise, in bytes."""
+"""Entries, of `APPLIED_TOGETHER_BYTES`, that may wait to be applied until a read wants them."""
 
 APPLY_TURN_US: Final = 10_000
 """What is applied before other tasks get their turn, by the costs below, in microseconds. The entry
@@ -139,7 +136,7 @@ class Applier:
         if self._lacks_space or last - first >= APPLY_AT_ONCE_ENTRIES - 1:
             return False
         positions = entry_log.position_at
-        return last <= first or positions(last) - positions(first) < APPLY_AT_ONCE_BYTES
+        return last <= first or positions(last) - positions(first) < APPLIED_TOGETHER_BYTES
 
     def _wait_for_space(self, index: int, error: DiskFullError) -> None:
         """Apply nothing for now: what is applied can be read, and sends wait or are refused."""

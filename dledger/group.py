@@ -373,7 +373,10 @@ class Group(Proposals):
         if ticket is not None:
             await self._executor.run(ticket.run, kind="flush")
             self.store.log.complete_flush(ticket)
-        self._applier.apply(inf)
+        before = -1
+        while before < self.store.derived_index:
+            before = self.store.derived_index
+            self._applier.apply(inf)
         checkpoint = self.store.begin_checkpoint(self.node.commit_index)
         if checkpoint is not None:
             await self._executor.run(checkpoint.write, kind=CHECKPOINT)

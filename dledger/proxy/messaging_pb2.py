@@ -6,7 +6,7 @@ from pathlib import Path
 
 from google.protobuf import descriptor_pool
 from google.protobuf import duration_pb2 as _duration  # noqa: F401  # the file refers to both
-from google.protobuf import timestamp_pb2 as _timestamp  # noqa: F401
+from google.protobuf import timestamp_pb2 as _timestamp  # noqa: F401  # likewise
 from google.protobuf.descriptor_pb2 import FileDescriptorSet
 from google.protobuf.internal import builder
 

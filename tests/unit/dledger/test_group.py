@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from dledger.applier import APPLY_AT_ONCE_ENTRIES, APPLY_INTERVAL_S
+from dledger.applier import APPLY_AT_ONCE_ENTRIES, APPLY_INTERVAL_S, Applier
 from dledger.broker_errors import (
     CommitNotExpectedError,
     NotLeaderError,
@@ -327,6 +327,25 @@ async def test_failing_service_leaves_others_running(tmp_path: Path) -> None:
         assert bodies(group) == [b"a", b"b"]
         assert group.term > term
         assert group.leadership is not None
+
+
+async def test_clean_close_applies_all_that_is_committed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running_groups(tmp_path, 1) as groups:
+        leader = await groups.leader()
+        group = leader.group
+        with monkeypatch.context() as patch:
+            patch.setattr(Applier, "apply", lambda *_: None)
+            for number in range(APPLY_AT_ONCE_ENTRIES + 9):
+                group.propose(batch(str(number).encode()), lambda _: None)
+                group.kick()
+                await trio.sleep(0.005)
+            leader.scope.cancel()
+            await trio.sleep(0.1)
+        assert group.node.commit_index - group.store.derived_index > APPLY_AT_ONCE_ENTRIES
+        await group.close()
+        assert group.store.derived_index == group.node.commit_index
 
 
 async def test_a_restarted_replica_replays_from_its_checkpoint(tmp_path: Path) -> None:

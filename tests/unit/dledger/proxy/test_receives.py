@@ -316,7 +316,7 @@ class FullService(OneReceive):
 )
 def test_refused_stream_states_why(client_id: str, code: int) -> None:
     context = Context(ends_at=9)
-    context.invocation_metadata = lambda: (("x-mq-client-id", client_id),)  # type: ignore[method-assign]
+    context.invocation_metadata = lambda: (("x-mq-client-id", client_id),)  # type: ignore[method-assign]  # the caller's
     calls = CallMetrics(ManualClock())
     handlers = _Handlers(cast(MessagingService, FullService()), cast(Guest, Carrier()), calls)
     asyncio.run(handlers._telemetry(None, context))
