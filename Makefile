@@ -21,7 +21,7 @@ FAST := tests/unit -n auto --dist worksteal
 PROCESSES := tests/integration -n 6 --dist loadgroup
 STAGES := $(PYTHON) tests/gate/stages.py
 
-.PHONY: setup size lint types imports static unit integration browser check test attacks chromium deploy-tools java docs shipped proto spark spark-all interop interop-clients interop-all mqadmin matrix matrix-all demo chaos hunt hunt-tests soak determinism mutants mutants-unseen peer-fuzz clean-histories small-histories chaos-all chaos-mutants leader-kills bench bench-peers bench-spark notebook coverage clean
+.PHONY: setup size lint types imports static unit integration browser check test attacks chromium deploy-tools java docs shipped proto spark spark-all interop interop-clients interop-all mqadmin matrix matrix-all demo chaos hunt hunt-tests soak determinism mutants peer-fuzz clean-histories small-histories chaos-all chaos-mutants leader-kills bench bench-peers bench-spark notebook coverage clean
 
 setup: $(STAMP)
 
@@ -200,10 +200,6 @@ determinism: setup
 
 mutants: setup
 	$(BIN)/python -m tests.mutants hunt --fast --jobs 2
-
-# A bug that the unit tests find does not count as found by the simulator.
-mutants-unseen: setup
-	$(BIN)/python -m tests.mutants unseen
 
 # Hostile frames at the peer port, over all states of a member.
 peer-fuzz: setup

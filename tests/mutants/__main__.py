@@ -4,11 +4,8 @@
 
     list                      every planted bug
     hunt [--fast]             drawn plans in simulated time, blind
-    score                     how many are found, by which judge, with which workload
-    compare                   CPU seconds until found, with plain seeds and with guided ones
     brokers                   drawn plans against real processes
     named                     do the tests that patches name still find their bugs?
-    unseen                    which bugs do unit tests find?
     plant NUMBER FOLDER       a source tree with one bug, for ``dledger-chaos run --broker-tree``
 """
 
@@ -16,7 +13,7 @@ from __future__ import annotations
 
 import sys
 import tempfile
-from functools import partial
+from collections import Counter
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -30,12 +27,10 @@ from dledger.jepsen_like.chaos.run_command import Extras, no_verdict, play, verd
 from dledger.jepsen_like.checkers.verdict import Verdict
 from dledger.jepsen_like.plans.plan import Plan, encode_plan
 from dledger.output import CliError, ExitCode, Output, note, print_json, print_table
-from tests.mutants import unseen as unseen_bugs
 from tests.mutants.hunt import BUDGET_CPU_S, FAST_BUDGET_CPU_S, Hunted, hunt
 from tests.mutants.named import run_named
 from tests.mutants.patches import REAL_BROKERS, Patch, read_patches
 from tests.mutants.real_brokers import Looked, look_for
-from tests.mutants.score import compared, facts_of, make_scores, read_scores, rows_of, slowest
 from tests.mutants.trees import plant_tree, planted_tree
 
 app = App(
@@ -47,7 +42,6 @@ app = App(
 
 Only = Annotated[tuple[int, ...], Parameter(help="Numbers of single bugs.")]
 
-SCORES: Final = Path("mutants-score.jsonl")
 FAULTS: Final = "kill,isolate,transfer,clean_restart"
 INTERVAL_S: Final = 0.8
 """Most planted bugs need a change of leader: leaders change quickly here."""
@@ -97,15 +91,6 @@ def plant(number: int, folder: Path, /) -> int:
 
 
 @app.command
-def unseen(*, only: Only = ()) -> int:
-    """Run the unit tests against each bug. Exit status 1 when they find one.
-
-    What a unit test finds shows nothing of the simulator, so it does not count as found by it.
-    """
-    return ExitCode.FAILED if unseen_bugs.seen(list(_chosen(only).values()), note) else ExitCode.OK
-
-
-@app.command
 def named(
     *,
     only: Only = (),
@@ -133,6 +118,10 @@ def hunt_bugs(
     jobs: Annotated[int, Parameter(help="Hunts at the same time, one per core.")] = 2,
     budget: Annotated[float, Parameter(help="CPU seconds per bug; 0: 600, with --fast 60.")] = 0.0,
     seed: Annotated[int, Parameter(help="First seed of every hunt.")] = 1,
+    soak: Annotated[
+        bool, Parameter(help="With the workload of a soak, and not with that of the bug.")
+    ] = False,
+    guided: Annotated[bool, Parameter(help="With --soak: as a guided soak does.")] = False,
     output: Output = "table",
 ) -> int:
     """Hunt planted bugs with drawn plans. Exit status 1 when one survives."""
@@ -147,7 +136,13 @@ def hunt_bugs(
 
     async def hunt_all() -> list[Hunted]:
         return await hunt(
-            list(patches), jobs=jobs, budget_cpu_s=budget_cpu_s, first_seed=seed, on_done=on_done
+            list(patches),
+            jobs=jobs,
+            budget_cpu_s=budget_cpu_s,
+            first_seed=seed,
+            is_soak=soak,
+            guided=guided,
+            on_done=on_done,
         )
 
     results = trio.run(hunt_all)
@@ -174,6 +169,7 @@ def hunt_bugs(
                 "found": len(found),
                 "survived": len(results) - len(found),
                 "worst_cpu_s": round(max((h.cpu_s for h in results), default=0.0), 2),
+                "by_judge": Counter(judge for h in found for judge in h.judges),
                 "mutants": rows,
             }
         )
@@ -186,83 +182,6 @@ def hunt_bugs(
             [[row[name] for name in columns] for row in rows],
         )
     return ExitCode.OK if len(found) == len(results) else ExitCode.FAILED
-
-
-@app.command(name="score")
-def show_score(
-    *,
-    only: Only = (),
-    budget: Annotated[float, Parameter(help="CPU seconds per bug and workload.")] = BUDGET_CPU_S,
-    jobs: Annotated[int, Parameter(help="Hunts at the same time, one per core.")] = 2,
-    seed: Annotated[int, Parameter(help="First seed of every hunt.")] = 1,
-    soak: Annotated[
-        bool, Parameter(negative="--no-soak", help="With the workload of a soak, too.")
-    ] = True,
-    brief: Annotated[
-        bool, Parameter(help="With its own workload only where that of a soak does not find it.")
-    ] = False,
-    units: Annotated[bool, Parameter(help="Run unit tests against each bug, too.")] = False,
-    record: Annotated[
-        Path,
-        Parameter(
-            help="Results are kept here, a line each. What was found there is not hunted again, "
-            "and the rest goes on where the budget has grown."
-        ),
-    ] = SCORES,
-    render: Annotated[bool, Parameter(help="Hunt nothing: show what the record has.")] = False,
-    output: Output = "table",
-) -> int:
-    """Hunt each bug with its own workload and with that of a soak; show which found it."""
-    patches = _chosen(only)
-    scores = {number: score for number, score in read_scores(record).items() if number in patches}
-    if not render:
-        hunts = partial(make_scores, list(patches), scores, record, budget, jobs, seed)
-        scores |= hunts(soak=soak, brief=brief, units=units, tell=note)
-    facts = facts_of(scores, patches)
-    if output == "json":
-        print_json({**facts, "mutants": rows_of(scores, patches)})
-        return ExitCode.OK
-    rows = rows_of(scores, patches)
-    if rows:
-        print_table("", list(rows[0]), [list(row.values()) for row in rows])
-    print_table("Score", ["what", "count"], [[key, str(value)] for key, value in facts.items()])
-    return ExitCode.OK
-
-
-@app.command
-def compare(
-    *,
-    only: Only = (),
-    count: Annotated[
-        int, Parameter(help="Without --only: how many of the record that a soak found last.")
-    ] = 10,
-    budget: Annotated[float, Parameter(help="CPU seconds per bug and order.")] = BUDGET_CPU_S,
-    jobs: Annotated[int, Parameter(help="Hunts at the same time, one per core.")] = 2,
-    seed: Annotated[int, Parameter(help="First seed of every hunt.")] = 1,
-    record: Annotated[Path, Parameter(help="What `score` has kept.")] = SCORES,
-    output: Output = "table",
-) -> int:
-    """Hunt bugs as a soak does, with seeds in order and with guided ones; show the CPU seconds.
-
-    A bug that was not found counts with all that its hunt has taken.
-    """
-    numbers = list(_chosen(only)) if only else slowest(read_scores(record), count)
-    if not numbers:
-        raise CliError(f"{record} has no scores; name bugs with --only", exit_code=ExitCode.USAGE)
-    rows = []
-    for guided in (False, True):
-        hunts = partial(hunt, numbers, jobs=jobs, budget_cpu_s=budget, first_seed=seed)
-        rows.append(trio.run(partial(hunts, is_soak=True, guided=guided)))
-    facts = compared(*rows)
-    if output == "json":
-        print_json(facts)
-    else:
-        print_table("", list(facts["mutants"][0]), [list(r.values()) for r in facts["mutants"]])
-        note(
-            f"plain: {facts['plain_found']} found in {facts['plain_cpu_s']} CPU s; "
-            f"guided: {facts['guided_found']} in {facts['guided_cpu_s']}"
-        )
-    return ExitCode.OK
 
 
 @app.command

@@ -92,8 +92,6 @@ async def hunt(
     first_seed: int = 1,
     is_soak: bool = False,
     guided: bool = False,
-    calm: bool = True,
-    sound: dict[bytes, bool] | None = None,
     on_done: Callable[[Hunted], None] = lambda _: None,
 ) -> list[Hunted]:
     """Hunt every bug, *jobs* at a time; return the results in the order of *numbers*.
@@ -101,8 +99,6 @@ async def hunt(
     Args:
         is_soak: With the workload and the modes of a soak, and not with those of the bug.
         guided: As a guided soak does, with plans of any workload.
-        calm: Play plans without faults first.
-        sound: Which orders of one plan are valid without a bug; filled. None: each is played.
 
     Raises:
         KeyError: There is no bug of a number.
@@ -129,8 +125,6 @@ async def hunt(
                         modes=is_soak,
                         guided=guided,
                     ),
-                    {} if sound is None else sound,
-                    calm=calm,
                 )
             on_done(results[number])
 
@@ -140,18 +134,15 @@ async def hunt(
     return [results[number] for number in numbers]
 
 
-async def _hunt_one(
-    patch: Patch, tree: Path | None, order: Order, sound: dict[bytes, bool], *, calm: bool
-) -> Hunted:
+async def _hunt_one(patch: Patch, tree: Path | None, order: Order) -> Hunted:
     hunted = Hunted(patch.number)
     if not order.is_soak:
         order = msgspec.structs.replace(
             order, preset=patch.preset, faults=patch.faults, mode=patch.mode
         )
-        if calm:
-            still = Order(count=CALM_PLANS, calm=True, duration_s=60.0, preset=patch.preset)
-            played = await _collect(still, tree)
-            hunted.calm = len(played) < CALM_PLANS or any(r.validity == "invalid" for r in played)
+        still = Order(count=CALM_PLANS, calm=True, duration_s=60.0, preset=patch.preset)
+        played = await _collect(still, tree)
+        hunted.calm = len(played) < CALM_PLANS or any(r.validity == "invalid" for r in played)
     order.duration_s = SOAK_DURATION_S if order.is_soak and not order.guided else DURATION_S
     for report in await _collect(order, tree):
         hunted.seeds += 1
@@ -163,22 +154,19 @@ async def _hunt_one(
             hunted.violation = f"{first.checker}: {first.name}"
             kinds = set(map(judge_of, report.violations))
             hunted.judges = tuple(judge for judge in JUDGES if judge in kinds)
-    if hunted.found and not await _is_sound(hunted, order, sound):
+    if hunted.found and not await _is_sound(hunted, order):
         hunted.counts = False
         hunted.violation += ", without it, too"
     return hunted
 
 
-async def _is_sound(hunted: Hunted, order: Order, sound: dict[bytes, bool]) -> bool:
+async def _is_sound(hunted: Hunted, order: Order) -> bool:
     """Return whether the plan that showed a bug is valid without it."""
     once = msgspec.structs.replace(
         with_preset(order, hunted.preset), first=hunted.seed, count=1, cpu_seconds=0.0, guided=False
     )
-    key = msgspec.json.encode(once)
-    if key not in sound:
-        (report,) = await _collect(once)
-        sound[key] = report.validity == "valid"
-    return sound[key]
+    (report,) = await _collect(once)
+    return report.validity == "valid"
 
 
 async def _collect(order: Order, tree: Path | None = None) -> list[Report]:

@@ -331,36 +331,3 @@ class _WithoutFunctions(ast.NodeTransformer):
 @lru_cache(maxsize=256)
 def _rest_of(text: str) -> str:
     return ast.dump(_WithoutFunctions().visit(ast.parse(text)))
-
-
-def changed_functions(patch: Patch, sources: Mapping[str, str]) -> list[tuple[str, range]]:
-    """Return path and lines of each function of the product that the bug changes."""
-    found: list[tuple[str, range]] = []
-    for path, hunks in patch.hunks.items():
-        lines = sources[path].splitlines()
-        for hunk in hunks:
-            size = len(hunk.before)
-            (place,) = (
-                at for at in range(len(lines)) if tuple(lines[at : at + size]) == hunk.before
-            )
-            same = 0
-            while hunk.before[same : same + 1] == hunk.after[same : same + 1]:
-                same += 1
-            found.append((path, _function_around(sources[path], place + same + 1)))
-    return found
-
-
-def _function_around(text: str, line: int) -> range:
-    """Return the lines of the innermost function of a module or class that has *line*."""
-    found = range(line, line + 1)
-    stack: list[ast.AST] = [ast.parse(text)]
-    while stack:
-        for node in getattr(stack.pop(), "body", []):
-            end = getattr(node, "end_lineno", 0)
-            if not isinstance(node, ast.ClassDef | Function) or not node.lineno <= line <= end:
-                continue
-            if isinstance(node, ast.ClassDef):
-                stack.append(node)
-            else:
-                found = range(node.lineno, end + 1)
-    return found

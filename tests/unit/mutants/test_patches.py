@@ -20,7 +20,6 @@ from tests.mutants.patches import (
     SIMULATOR,
     UNIT_TESTS,
     StalePatchError,
-    changed_functions,
     function_in,
     parse,
     plant,
@@ -202,11 +201,6 @@ def test_plant_refuses_a_missing_file_function_or_grammar() -> None:
     )
     with pytest.raises(StalePatchError, match=r"a\.py"):
         plant(parse(broken), {"a.py": SOURCE})
-
-
-def test_changed_functions_are_those_around_the_hunks() -> None:
-    ((path, lines),) = changed_functions(parse(TEXT), {"a.py": SOURCE})
-    assert (path, lines) == ("a.py", range(4, 7))
 
 
 def test_function_in_finds_methods_and_functions() -> None:
