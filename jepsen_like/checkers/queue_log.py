@@ -64,22 +64,18 @@ _BY_BOUNDS: Final = {
 class QueueColumns:
     """The operations on one queue as columns; what names are given from.
 
-    Sends: `send_off` is `NOTHING` for an unknown offset and `send_ret` `NEVER` for an unknown
-    outcome; `send_failed` marks certain failures. Reads: `found_off`/`found_count` say which
-    offsets were found (count 0: none), `end` is the offset proved to be the length of the list at
-    some instant of the read, or `NOTHING`; `low` the first offset kept, likewise. `seen_*` has one
-    row per message found: which read, where, which value; a read that proves no times (a
-    follower's) has rows here only.
+    Sends: `send_off` is `NOTHING` for an unknown offset; `send_failed` marks certain failures.
+    Reads: `found_off`/`found_count` say which offsets were found (count 0: none), `end` is the
+    offset proved to be the length of the list at some instant of the read, or `NOTHING`; `low` the
+    first offset kept, likewise. `seen_*` has one row per message found: which read, where, which
+    value; a read that proves no times (a follower's) has rows here only.
     """
 
     send_id: I64
-    send_call: I64
-    send_ret: I64
     send_off: I64
     send_value: I64
     send_failed: npt.NDArray[np.bool_]
     read_id: I64
-    read_call: I64
     read_ret: I64
     found_off: I64
     found_count: I64
@@ -199,13 +195,10 @@ def _columns(
     late = [op.outcome == Outcome.FAIL for op in more]
     return QueueColumns(
         send_id=both("op_id", [op.op_id for op in more]),
-        send_call=both("call_ns", [op.call_ns for op in more]),
-        send_ret=both("ret_ns", [op.ret_ns for op in more]),
         send_off=np.concatenate((off, np.full(len(more), NOTHING, dtype=np.int64))),
         send_value=both("value", [op.value for op in more]),
         send_failed=np.concatenate((failed, np.array(late, dtype=np.bool_))),
         read_id=ops["op_id"][reads],
-        read_call=ops["call_ns"][reads],
         read_ret=ops["ret_ns"][reads],
         found_off=ops["off"][reads],
         found_count=np.where(ops["f"][reads] == F.PULL, ops["cnt"][reads], 0),

@@ -1,4 +1,4 @@
-"""The kernel over columns agrees with the row-wise checker, however the rows are cut."""
+"""The kernel finds what an exhaustive search finds, and the same however the rows are cut."""
 
 from __future__ import annotations
 
@@ -31,7 +31,6 @@ from tests.harness.planted_anomalies import PLANTERS
 from tests.harness.planted_scene import InapplicableError, Scene
 from tests.harness.queue_histories import TOPIC, is_linearizable, random_history
 from tests.harness.rows import row
-from tests.oracles import queue_log as row_log
 
 
 def check_tables(
@@ -49,14 +48,22 @@ pytestmark = pytest.mark.slow
 
 SUBJECT = "t/0"
 RANDOM = examples(300) * min(EXTENT, 5)
-SEARCHED = 60
-"""Of these an exhaustive search is asked as well."""
 
 
-def row_wise(operations: list[Operation], queue: tuple[str, int]) -> list[Violation]:
-    rows = row_log._by_queue(operations).get(queue, [])
-    found = row_log.check_queue(row_log._columns(rows), SUBJECT)
-    return [*found, *row_log._check_min_offsets(rows, SUBJECT)]
+def whole(operations: list[Operation], queue: tuple[str, int]) -> tuple[Judged, list[Violation]]:
+    """Judge all rows of a queue at once."""
+    rows, appends = rows_of(operations, queue)
+    pulls = [op for op in rows if op.f == F.PULL and op.outcome == Outcome.OK]
+    return check_tables(ops_table("r", rows), obs_table("r", pulls, ()), SUBJECT, appends)
+
+
+def rows_of(
+    operations: list[Operation], queue: tuple[str, int]
+) -> tuple[list[Operation], tuple[Operation, ...]]:
+    """Return the rows of a queue, and what transactions appended to it."""
+    every = (one.as_append() for one in transactions_of(operations).values())
+    appends = tuple(op for op in every if op is not None and (op.topic, op.queue) == queue)
+    return [op for op in operations if (op.topic, op.queue) == queue], appends
 
 
 def cut(rng: random.Random, size: int) -> list[list[int]]:
@@ -71,10 +78,8 @@ def by_columns(
     operations: list[Operation], queue: tuple[str, int], rng: random.Random
 ) -> tuple[Judged, list[Violation]]:
     """Judge in batches that come in any order; name from the wanted rows alone."""
-    rows = [op for op in operations if (op.topic, op.queue) == queue]
+    rows, appends = rows_of(operations, queue)
     pulls = [op for op in rows if op.f == F.PULL and op.outcome == Outcome.OK]
-    every = (one.as_append() for one in transactions_of(operations).values())
-    appends = tuple(op for op in every if op is not None and (op.topic, op.queue) == queue)
     ops = table_to_numpy(ops_table("r", rows), OPS_COLUMNS)
     obs = table_to_numpy(obs_table("r", pulls, ()), OBS_COLUMNS)
     all_ops, all_obs = [
@@ -92,25 +97,18 @@ def by_columns(
     return said, name_violations(said, kept, seen, SUBJECT, appends)
 
 
-def comparable(violations: list[Violation]) -> list[tuple[str, str, int]]:
-    """Everything but the witnesses: of rows with equal stamps any may be named."""
-    return sorted((v.name, v.detail, v.at_ns) for v in violations)
-
-
 @pytest.mark.parametrize("block", gate_part(range(4), 1))
-def test_kernel_agrees_with_rows_on_random_histories(block: int) -> None:
+def test_random_histories_have_one_verdict_however_cut(block: int) -> None:
     agreed = {True: 0, False: 0}
     for seed in range(block * RANDOM, (block + 1) * RANDOM):
         operations = random_history(random.Random(seed), 9 if seed % 4 else 30)
-        expected = row_wise(operations, (TOPIC, 0))
+        expected, named = whole(operations, (TOPIC, 0))
         said, found = by_columns(operations, (TOPIC, 0), random.Random(seed + 1))
         where = f"random_history(random.Random({seed})): {operations}"
-        assert said.is_valid == (not expected), where
-        assert {v.name for v in found} == {v.name for v in expected}, f"{where}: {found}"
-        if len(expected) < REPORTED_MAX and not said.lows:
-            assert comparable(found) == comparable(expected), where
+        assert said.is_valid == expected.is_valid == (not found), where
+        assert found == named, where
         agreed[said.is_valid] += 1
-        if seed % RANDOM < SEARCHED and seed % 4:
+        if seed % 4:
             assert said.is_valid == is_linearizable(operations), where
     assert min(agreed.values()) > RANDOM // 5, agreed
 
@@ -120,7 +118,7 @@ def queue_kinds() -> list[str]:
 
 
 @pytest.mark.parametrize("name", gate_part(queue_kinds(), 4))
-def test_kernel_names_planted_anomalies_as_rows_do(name: str) -> None:
+def test_planted_anomalies_are_named_however_cut(name: str) -> None:
     planted = 0
     for seed in range(60):
         scene = Scene(clean_history(seed), seed)
@@ -129,12 +127,10 @@ def test_kernel_names_planted_anomalies_as_rows_do(name: str) -> None:
         except InapplicableError:
             continue
         for queue in ((CLEAN_TOPIC, 0), (CLEAN_TOPIC, 1)):
-            expected = row_wise(scene.ops, queue)
+            _, expected = whole(scene.ops, queue)
             _, found = by_columns(scene.ops, queue, random.Random(seed))
-            assert comparable(found) == comparable(expected), f"{name} in clean_history({seed})"
-            witnesses = [v.operations for v in sorted(expected, key=lambda v: v.detail)]
-            assert [v.operations for v in sorted(found, key=lambda v: v.detail)] == witnesses
-            planted += bool(expected)
+            assert found == expected, f"{name} in clean_history({seed})"
+            planted += any(violation.name == name for violation in expected)
     assert planted >= 5
 
 
@@ -150,7 +146,7 @@ def test_hashed_pull_is_judged_as_its_values() -> None:
     names = {"valid": 0, "wrong": 0, "missed": 0}
     for seed in range(RANDOM):
         plain = random_history(random.Random(seed), 12)
-        expected = row_wise(plain, (TOPIC, 0))
+        _, expected = whole(plain, (TOPIC, 0))
         operations = folded(random_history(random.Random(seed), 12), random.Random(seed))
         said, found = by_columns(operations, (TOPIC, 0), random.Random(seed))
         where = f"unpacked random_history(random.Random({seed})): {found}"
@@ -231,7 +227,6 @@ def test_a_value_sent_once_and_read_twice_is_a_duplicate() -> None:
     rows.append(Operation(10, 10, 3, -1, F.SEND, Outcome.INFO, 0, 90, "t", 0, value=8))
     said, found = by_columns(rows, ("t", 0), random.Random(1))
     assert said.values == (5,)
-    assert found == row_wise(rows, ("t", 0))
     assert [(v.name, v.operations) for v in found] == [(queue_log.DUPLICATE, (9, 9))]
 
 
@@ -239,7 +234,7 @@ def test_a_value_sent_twice_has_two_offsets() -> None:
     rows = sends({0: 5, 1: 6, 2: 5, 3: 7})
     said, found = by_columns(rows, ("t", 0), random.Random(1))
     assert said.values == (5,)
-    assert found == row_wise(rows, ("t", 0)) == []
+    assert found == []
 
 
 def sends(at: dict[int, int]) -> list[Operation]:

@@ -1,4 +1,4 @@
-"""Small histories of one queue: kernel, rows and exhaustive search say the same.
+"""Small histories of one queue: the kernel and an exhaustive search say the same.
 
 `make small-histories` tries ten million.
 """
@@ -24,7 +24,6 @@ from dledger.jepsen_like.history.operation import NEVER, NOTHING, F, Operation, 
 from tests.harness.extent import EXTENT
 from tests.harness.fast_part import gate_part
 from tests.harness.queue_histories import is_linearizable, random_history
-from tests.oracles.queue_log import check_history
 from tests.property.test_queue_kernel import check_tables
 
 OFFSETS: Final = 16
@@ -173,8 +172,6 @@ HISTORIES = int(os.environ.get("DLEDGER_SMALL_HISTORIES", 25_000 * EXTENT))
 BLOCKS = 20
 JOINED = 1_000
 """Histories that are judged at once."""
-BY_ROWS = 16
-"""Every n-th is judged row by row as well."""
 THROUGH_TABLES = 512
 """Every n-th is judged alone as well, through tables of Arrow."""
 
@@ -189,9 +186,6 @@ def compare(rng: random.Random, size_max: int) -> int:
         pytest.fail(
             f"exhaustive search finds {at not in truth}, the kernel {at not in found}\n{rows}"
         )
-    for at in range(0, JOINED, BY_ROWS):
-        by_rows = check_history(histories[at]).violations
-        assert bool(by_rows) == (at in truth), histories[at]
     for at in range(0, JOINED, THROUGH_TABLES):
         tables = (ops_table("r", histories[at]), obs_table("r", histories[at], ()))
         assert check_tables(*tables)[0].is_valid == (at not in truth), histories[at]

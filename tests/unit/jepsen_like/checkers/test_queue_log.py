@@ -26,7 +26,6 @@ from dledger.jepsen_like.history.operation import (
 from tests.harness.judged import judged
 from tests.harness.queue_histories import TOPIC, random_history
 from tests.harness.rows import row
-from tests.oracles.queue_log import check_history as check_rows
 
 
 def check_history(operations: list[Operation]) -> Verdict:
@@ -154,7 +153,6 @@ def test_one_offset_acknowledged_twice_fills_no_other() -> None:
     rows[1].value = rows[0].value
     expected = [queue_log.OF_NO_SEND]
     assert [violation.name for violation in check_history(rows).violations] == expected
-    assert [violation.name for violation in check_rows(rows).violations] == expected
 
 
 def test_values_sent_twice_are_judged() -> None:
