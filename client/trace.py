@@ -414,16 +414,16 @@ def _sent(message: Message, result: SendResult, context: SendMessageContext) -> 
     )
 
 
+@dataclass(eq=False, repr=False)
 class ConsumeMessageTraceHook:
-    """Traces messages before and after they are consumed."""
+    """Traces messages before and after they are consumed.
 
-    def __init__(
-        self, dispatcher: TraceDispatcher, clock: Clock, new_id: Callable[[int], str]
-    ) -> None:
-        """Prepare; *new_id* makes ids of consumptions out of the wall time in ms."""
-        self._dispatcher = dispatcher
-        self._clock = clock
-        self._new_id = new_id
+    *new_id*: makes ids of consumptions out of the wall time in ms.
+    """
+
+    _dispatcher: TraceDispatcher
+    _clock: Clock
+    _new_id: Callable[[int], str]
 
     def consume_message_before(self, context: ConsumeMessageContext) -> None:
         """Trace that they are handed out."""

@@ -78,15 +78,16 @@ _LEFT_BEHIND: Final = (
 _COMPRESSION_FLAGS: Final = SYS_FLAG_COMPRESSED | SYS_FLAG_COMPRESSION_TYPE_MASK
 
 
+@dataclass(eq=False, repr=False)
 class SendBack:
     """Gives back the messages of one consumer group."""
 
-    def __init__(self, instance: ClientInstance, group: str, max_reconsume_times: int) -> None:
-        """Prepare."""
-        self._instance = instance
-        self._group = group
-        self._retry_topic = retry_topic_of(group)
-        self._max_reconsume_times = max_reconsume_times
+    _instance: ClientInstance
+    _group: str
+    _max_reconsume_times: int
+
+    def __post_init__(self) -> None:
+        self._retry_topic = retry_topic_of(self._group)
         self.sent_back = 0
         self.sent_to_retry_topic = 0
 
@@ -191,6 +192,7 @@ class _Running:
     is_expired: bool = False
 
 
+@dataclass(eq=False, repr=False)
 class ConcurrentConsumption:
     """The workers of one consumer.
 
@@ -198,19 +200,13 @@ class ConcurrentConsumption:
     (could not be sent back), ``dropped`` (broadcasting).
     """
 
-    def __init__(
-        self,
-        listener: ListenerCall,
-        ready: ReadyQueues,
-        send_back: SendBack,
-        config: PushConfig,
-        clock: Clock,
-    ) -> None:
-        self._listener = listener
-        self._ready = ready
-        self._send_back = send_back
-        self._config = config
-        self._clock = clock
+    _listener: ListenerCall
+    _ready: ReadyQueues
+    _send_back: SendBack
+    _config: PushConfig
+    _clock: Clock
+
+    def __post_init__(self) -> None:
         self._running: dict[int, _Running] = {}
         self._nursery: trio.Nursery | None = None
         self.counts = dict.fromkeys(("consumed", "failed", "expired", "kept", "dropped"), 0)
@@ -316,31 +312,24 @@ class ConcurrentConsumption:
         await self._give_back(batch, batch.messages, running.context.delay_level_when_next_consume)
 
 
+@dataclass(eq=False, repr=False)
 class OrderlyConsumption:
-    """Consumes queues in order.
+    """Consumes queues in order; without *locks*, as in broadcasting, no other consumer has them.
 
     *counts*: messages ``consumed``, tries that ``failed``, messages ``given_up`` (to the retry
     topic), ``dropped`` (broadcasting), and locks ``lost`` while a queue was consumed.
     """
 
-    def __init__(
-        self,
-        listener: ListenerCall,
-        locks: QueueLocks | None,
-        send_back: SendBack,
-        config: PushConfig,
-        clock: Clock,
-        gate: Gate,
-    ) -> None:
-        """Prepare; without *locks* no other consumer has the queues, as in broadcasting."""
-        self._listener = listener
-        self._locks = locks
-        self._send_back = send_back
-        self._config = config
-        self._clock = clock
-        self._gate = gate
-        self._max_tries = config.tries(orderly=True)
-        self._limiter = trio.CapacityLimiter(config.consume_tasks)
+    _listener: ListenerCall
+    _locks: QueueLocks | None
+    _send_back: SendBack
+    _config: PushConfig
+    _clock: Clock
+    _gate: Gate
+
+    def __post_init__(self) -> None:
+        self._max_tries = self._config.tries(orderly=True)
+        self._limiter = trio.CapacityLimiter(self._config.consume_tasks)
         self.counts = dict.fromkeys(("consumed", "failed", "given_up", "dropped", "lost"), 0)
 
     async def run(

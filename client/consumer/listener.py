@@ -79,26 +79,21 @@ class Handed(NamedTuple):
     since_s: float
 
 
+@dataclass(eq=False, repr=False)
 class ConsumeHooks:
     """The hooks of one consumer."""
 
-    def __init__(
-        self,
-        hooks: Sequence[ConsumeMessageHook],
-        *,
-        group: str,
-        clock: Clock,
-        timeout_s: float = float("inf"),
-        orderly: bool = False,
-    ) -> None:
-        """Prepare."""
-        self._before = [hook.consume_message_before for hook in hooks]
-        self._after = [hook.consume_message_after for hook in hooks]
-        self._group = group
-        self._clock = clock
-        self._timeout_s = timeout_s
-        self._good = ORDERLY_SUCCESS if orderly else CONSUME_SUCCESS
-        self._bad = SUSPEND_CURRENT_QUEUE_A_MOMENT if orderly else RECONSUME_LATER
+    _hooks: Sequence[ConsumeMessageHook]
+    group: str
+    clock: Clock
+    timeout_s: float = float("inf")
+    orderly: bool = False
+
+    def __post_init__(self) -> None:
+        self._before = [hook.consume_message_before for hook in self._hooks]
+        self._after = [hook.consume_message_after for hook in self._hooks]
+        self._good = ORDERLY_SUCCESS if self.orderly else CONSUME_SUCCESS
+        self._bad = SUSPEND_CURRENT_QUEUE_A_MOMENT if self.orderly else RECONSUME_LATER
 
     def __bool__(self) -> bool:
         return bool(self._before)
@@ -111,16 +106,16 @@ class ConsumeHooks:
         is_listener: bool = False,
     ) -> Handed:
         """Call the hooks before *messages* are handed out."""
-        context = ConsumeMessageContext(self._group, tuple(messages), queue, is_listener)
+        context = ConsumeMessageContext(self.group, tuple(messages), queue, is_listener)
         call_each(self._before, context)
-        return Handed(context, self._clock.monotonic())
+        return Handed(context, self.clock.monotonic())
 
     def after(self, handed: Handed, returned: ConsumeReturnType) -> None:
         """Tell what came of it."""
         context = handed.context
         context.success = returned is ConsumeReturnType.SUCCESS
         context.status = self._good if context.success else self._bad
-        if self._clock.monotonic() - handed.since_s >= self._timeout_s:
+        if self.clock.monotonic() - handed.since_s >= self.timeout_s:
             returned = ConsumeReturnType.TIME_OUT
         context.props[CONSUME_CONTEXT_TYPE] = returned.name
         call_each(self._after, context)
@@ -177,37 +172,30 @@ An error it raises counts as RECONSUME_LATER.
 """
 
 
+@dataclass(eq=False, repr=False)
 class ListenerCall:
-    """Calls a listener with the arguments it takes, and the hooks around it."""
+    """Calls a listener with the arguments it takes, and the hooks around it.
 
-    def __init__(
-        self,
-        listener: Listener,
-        executor: Executor | None,
-        name: str,
-        meter: ConsumeMeter | None = None,
-        hooks: ConsumeHooks | None = None,
-    ) -> None:
-        """Wrap *listener*.
+    *name*: kind of its work there; what has the same worker, too, runs one after the other.
 
-        Args:
-            name: Kind of its work there; what has the same worker, too, runs one after the other.
-        Raises:
-            ConfigError: It is a plain function and there is nothing to run it.
-        """
-        self.is_async = inspect.iscoroutinefunction(listener) or inspect.iscoroutinefunction(
-            type(listener).__call__
+    Raises ConfigError: the listener is a plain function and there is nothing to run it.
+    """
+
+    _listener: Listener
+    _executor: Executor | None
+    _name: str
+    _meter: ConsumeMeter | None = None
+    _hooks: ConsumeHooks | None = None
+
+    def __post_init__(self) -> None:
+        self.is_async = inspect.iscoroutinefunction(self._listener) or inspect.iscoroutinefunction(
+            type(self._listener).__call__
         )
-        if not self.is_async and executor is None:
+        if not self.is_async and self._executor is None:
             raise ConfigError(
                 "a plain function as listener needs an executor: use an async function, or a "
                 "client made by dledger.client.connect.connect"
             )
-        self._listener = listener
-        self._executor = executor
-        self._name = name
-        self._meter = meter
-        self._hooks = hooks
 
     async def __call__(
         self, messages: Sequence[DeliveredMessage], context: ConsumeContext, worker: object

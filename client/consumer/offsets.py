@@ -212,14 +212,15 @@ class BrokerOffsets:
             raise refusal(f"{queue}: commit of {offset}", answer)
 
 
+@dataclass(eq=False, repr=False)
 class LocalOffsets:
     """Offsets in a JSON file, in the form of RocketMQ's Java client. The file is replaced whole."""
 
-    def __init__(self, disk: Disk, executor: Executor, path: str) -> None:
-        """Keep offsets in the file *path*; it need not exist yet."""
-        self._disk = disk
-        self._executor = executor
-        self._path = path
+    _disk: Disk
+    _executor: Executor
+    _path: str
+
+    def __post_init__(self) -> None:
         self._offsets: dict[MessageQueue, int] | None = None
         self._lock = trio.Lock()
 
@@ -294,6 +295,7 @@ LATE_S: Final = 15.0
 waits for commits that are under way, 5 s, and has 5 s itself."""
 
 
+@dataclass(eq=False, repr=False)
 class QueueOffsets:
     """Loads and stores the offsets of owned queues.
 
@@ -302,21 +304,13 @@ class QueueOffsets:
     then another client owns it.
     """
 
-    def __init__(
-        self,
-        store: OffsetStore,
-        reader: PullConsumer,
-        begin: ConsumeFrom,
-        clock: Clock,
-        *,
-        may_store: Callable[[OwnedQueue], bool] = lambda _: True,
-    ) -> None:
-        """Prepare."""
-        self._store = store
-        self._reader = reader
-        self._begin = begin
-        self._clock = clock
-        self._may_store = may_store
+    _store: OffsetStore
+    _reader: PullConsumer
+    _begin: ConsumeFrom
+    _clock: Clock
+    may_store: Callable[[OwnedQueue], bool] = lambda _: True
+
+    def __post_init__(self) -> None:
         self._stored: dict[MessageQueue, int] = {}
         # When an offset that is stored is to be stored once more.
         self._again_s: dict[MessageQueue, float] = {}
@@ -399,7 +393,7 @@ class QueueOffsets:
                 self._asked.pop(item.queue, None)
             if messages is None or (item.is_dropped and not is_last):
                 continue
-            if not self._may_store(item):
+            if not self.may_store(item):
                 continue
             is_stored = self._stored.get(item.queue) == messages.commit_offset
             if is_stored and (is_last or self._again_s.get(item.queue, now_s) >= now_s):
@@ -426,22 +420,16 @@ OLD_MESSAGES_S: Final = 10.0
 """RocketMQ's pause: for so long listeners may finish before new messages are handed out."""
 
 
+@dataclass(eq=False, repr=False)
 class OffsetReset:
     """Resets the queues of one consumer, one request after the other."""
 
-    def __init__(
-        self,
-        owned: OwnedQueues,
-        offsets: QueueOffsets,
-        *,
-        suspend: Callable[[], None],
-        resume: Callable[[], None],
-    ) -> None:
-        """Prepare."""
-        self._owned = owned
-        self._offsets = offsets
-        self._suspend = suspend
-        self._resume = resume
+    _owned: OwnedQueues
+    _offsets: QueueOffsets
+    suspend: Callable[[], None]
+    resume: Callable[[], None]
+
+    def __post_init__(self) -> None:
         # Of queues owned at the time of the reset; the newest offset of each.
         self._asked: dict[MessageQueue, int] = {}
         self._is_asked = trio.Event()
@@ -459,11 +447,11 @@ class OffsetReset:
             await self._is_asked.wait()
             self._is_asked = trio.Event()
             asked, self._asked = self._asked, {}
-            self._suspend()
+            self.suspend()
             try:
                 await self._reset(asked)
             finally:
-                self._resume()
+                self.resume()
 
     async def _reset(self, moves: Mapping[MessageQueue, int]) -> None:
         wanted = [

@@ -241,29 +241,22 @@ class Reading:
             self.arrived(owned)
 
 
+@dataclass(eq=False, repr=False)
 class OwnedQueues:
-    """Queue → what is owned of it."""
+    """Queue → what is owned of it.
 
-    def __init__(
-        self,
-        *,
-        work: Callable[[OwnedQueue], Awaitable[None]],
-        let_go: Callable[[OwnedQueue], Awaitable[None]],
-        freed: Callable[[], None],
-        changed: Callable[[], None] = lambda: None,
-    ) -> None:
-        """Prepare.
+    *work*: what is done with an owned queue; cancelled when it has been let go.
+    *let_go*: what is still to be done with one that was given up.
+    *freed*: called when one has been let go: it may be owned again.
+    *changed*: called when queues came or went.
+    """
 
-        Args:
-            work: What is done with an owned queue; cancelled when it has been let go.
-            let_go: What is still to be done with one that was given up.
-            freed: Called when one has been let go: it may be owned again.
-            changed: Called when queues came or went.
-        """
-        self._work = work
-        self._let_go = let_go
-        self._freed = freed
-        self._changed = changed
+    work: Callable[[OwnedQueue], Awaitable[None]]
+    let_go: Callable[[OwnedQueue], Awaitable[None]]
+    freed: Callable[[], None]
+    changed: Callable[[], None] = lambda: None
+
+    def __post_init__(self) -> None:
         self._owned: dict[MessageQueue, OwnedQueue] = {}
         # Of each topic: there may be thousands of both.
         self._of_topic: dict[str, frozenset[MessageQueue]] = {}
@@ -317,19 +310,19 @@ class OwnedQueues:
             owned = self._owned[queue] = OwnedQueue(queue)
             self._nursery.start_soon(self._run, owned)
         if gone or new:
-            self._changed()
+            self.changed()
 
     async def _run(self, owned: OwnedQueue) -> None:
         with owned.scope:
-            await self._work(owned)
+            await self.work(owned)
 
     async def _leave(self, owned: OwnedQueue) -> None:
         try:
-            await self._let_go(owned)
+            await self.let_go(owned)
         finally:
             owned.scope.cancel()
             self._leaving.pop(owned.queue, None)
-        self._freed()
+        self.freed()
 
     def drop_all(self) -> list[OwnedQueue]:
         """Drop everything, what is being let go included, and return it."""

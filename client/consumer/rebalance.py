@@ -320,29 +320,21 @@ class RebalanceCounters:
     unknown: int = 0
 
 
+@dataclass(eq=False, repr=False)
 class Rebalance:
-    """Decides which queues are this consumer's, and applies it when it changes."""
+    """Decides which queues are this consumer's, and applies it when it changes.
 
-    def __init__(
-        self,
-        instance: ClientInstance,
-        group: str,
-        *,
-        strategy: AllocateMessageQueueStrategy | None,
-        topics: Callable[[], Iterable[str]],
-        apply: Callable[[str, frozenset[MessageQueue]], Awaitable[None]],
-    ) -> None:
-        """Prepare.
+    *strategy*: how queues are dealt out; None: everybody has all of them.
+    *apply*: called with a topic and all its queues that are this consumer's now.
+    """
 
-        Args:
-            strategy: How queues are dealt out; None: everybody has all of them.
-            apply: Called with a topic and all its queues that are this consumer's now.
-        """
-        self._instance = instance
-        self._group = group
-        self._strategy = strategy
-        self._topics = topics
-        self._apply = apply
+    _instance: ClientInstance
+    _group: str
+    strategy: AllocateMessageQueueStrategy | None
+    topics: Callable[[], Iterable[str]]
+    apply: Callable[[str, frozenset[MessageQueue]], Awaitable[None]]
+
+    def __post_init__(self) -> None:
         self._wanted = trio.Event()
         self._given: dict[str, frozenset[MessageQueue]] = {}
         self._is_stopped = False
@@ -375,7 +367,7 @@ class Rebalance:
     async def rebalance(self) -> bool:
         """Rebalance every topic once; return whether all there is to know was known."""
         self.counters.rounds += 1
-        topics = list(self._topics())
+        topics = list(self.topics())
         for topic in [topic for topic in self._given if topic not in topics]:
             await self._give(topic, frozenset())
             del self._given[topic]
@@ -393,7 +385,7 @@ class Rebalance:
             _log.info("no_route", topic=topic, error=str(error))
             return False
         queues = sorted(route.subscribe_queues)
-        if self._strategy is None:
+        if self.strategy is None:
             await self._give(topic, frozenset(queues))
             return True
         brokers = _addresses_in(route)
@@ -403,7 +395,7 @@ class Rebalance:
         if clients is None:
             self.counters.unknown += 1
             return False
-        own = self._strategy.allocate(self._group, self._instance.client_id, queues, clients)
+        own = self.strategy.allocate(self._group, self._instance.client_id, queues, clients)
         await self._give(topic, frozenset(own))
         return True
 
@@ -430,4 +422,4 @@ class Rebalance:
                 client_id=self._instance.client_id,
             )
         self._given[topic] = queues
-        await self._apply(topic, queues)
+        await self.apply(topic, queues)

@@ -140,18 +140,15 @@ class _Line:
                 call.ended.set()
 
 
+@dataclass(eq=False, repr=False)
 class ReceiveRounds:
     """The receives of one consumer that are under way."""
 
-    def __init__(
-        self,
-        instance: ClientInstance,
-        find: Find,
-        give_back: Callable[[ReceivedMessage, float], Awaitable[None]],
-    ) -> None:
-        self._instance = instance
-        self._find = find
-        self._give_back = give_back
+    _instance: ClientInstance
+    _find: Find
+    _give_back: Callable[[ReceivedMessage, float], Awaitable[None]]
+
+    def __post_init__(self) -> None:
         self._lines: dict[LineKey, _Line] = {}
 
     async def receive(self, wanted: int, deadline_s: float, key: LineKey) -> list[ReceivedMessage]:

@@ -112,29 +112,22 @@ class Attempt:
         return self._call.result(join_address(*self._connection.peer_address), self.timeout_s)
 
 
+@dataclass(eq=False, repr=False)
 class Attempts:
     """Makes the attempts of one producer."""
 
-    def __init__(
-        self,
-        instance: ClientInstance,
-        group: str,
-        config: ProducerConfig,
-        encoder: SlotEncoder,
-        topics: PublishTopics,
-        sends: LiveSends,
-    ) -> None:
-        """Prepare."""
+    _instance: ClientInstance
+    _group: str
+    _config: ProducerConfig
+    _encoder: SlotEncoder
+    _topics: PublishTopics
+    _sends: LiveSends
+
+    def __post_init__(self) -> None:
         self.policy = RetryPolicy(
-            max_retries=config.max_retries, retry_unknown=config.retry_unknown
+            max_retries=self._config.max_retries, retry_unknown=self._config.retry_unknown
         )
-        self._instance = instance
-        self._clock = instance.clock
-        self._group = group
-        self._config = config
-        self._encoder = encoder
-        self._topics = topics
-        self._sends = sends
+        self._clock = self._instance.clock
 
     def begin(self, lane: Lane, batch: SendBatch, held: HeldSend | None = None) -> Attempt:
         """Return an attempt to send *batch* to the leader; nothing is sent yet."""

@@ -7,6 +7,7 @@ would send; so does everything to a broker that takes no records.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from typing_extensions import Buffer
@@ -74,31 +75,27 @@ def budget_s(timeout_s: float | None, default_s: float) -> float:
     return timeout_s
 
 
+@dataclass(eq=False, repr=False)
 class SlotEncoder:
     """Makes the slots of one producer."""
 
-    def __init__(
-        self,
-        config: ProducerConfig,
-        clock: Clock,
-        ids: UniqKeyFactory,
-        *,
-        group: str,
-        default_topic_queue_nums: int,
-    ) -> None:
-        self._config = config
+    _config: ProducerConfig
+    _clock: Clock
+    _ids: UniqKeyFactory
+    group: str
+    default_topic_queue_nums: int
+
+    def __post_init__(self) -> None:
         self._properties_hooks = tuple(
-            hook for hook in config.send_message_hooks if isinstance(hook, MessagePropertiesHook)
+            hook
+            for hook in self._config.send_message_hooks
+            if isinstance(hook, MessagePropertiesHook)
         )
-        self._clock = clock
-        self._ids = ids
-        self._group = group
         self._templates: dict[MessageQueue, RecordTemplate] = {}
-        self._default_topic_queue_nums = default_topic_queue_nums
         self._compress_over = (
-            config.max_message_bytes
-            if config.compress_over_bytes is None
-            else min(config.compress_over_bytes, config.max_message_bytes)
+            self._config.max_message_bytes
+            if self._config.compress_over_bytes is None
+            else min(self._config.compress_over_bytes, self._config.max_message_bytes)
         )
 
     def _template(self, queue: MessageQueue) -> RecordTemplate:
@@ -266,10 +263,10 @@ class SlotEncoder:
             except LocalProtocolError as error:
                 raise MessageIllegalError(str(error)) from error
         header = SendMessageHeader(
-            producer_group=self._group,
+            producer_group=self.group,
             topic=slot.queue.topic,
             default_topic=DEFAULT_TOPIC,
-            default_topic_queue_nums=self._default_topic_queue_nums,
+            default_topic_queue_nums=self.default_topic_queue_nums,
             queue_id=slot.queue.queue_id,
             sys_flag=sys_flag,
             born_timestamp=self._clock.wall_ms(),

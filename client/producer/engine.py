@@ -13,7 +13,7 @@ A slot belongs to the engine, and its `LiveSends`, from `SendEngine.offer` until
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache, partial
 
 import trio
@@ -42,31 +42,27 @@ from dledger.remoting.protocol.codes import ResponseCode
 from dledger.remoting.protocol.own_fields import PRODUCER_ID_BYTES
 
 
+@dataclass(eq=False, repr=False)
 class SendEngine:
-    """All sends of one producer that are under way."""
+    """All sends of one producer that are under way.
 
-    def __init__(
-        self,
-        instance: ClientInstance,
-        group: str,
-        config: ProducerConfig,
-        encoder: SlotEncoder,
-        topics: PublishTopics,
-        hooks: SendHooks,
-    ) -> None:
-        """Prepare.
+    *hooks*: called once for each send that is stored or has failed, before its task goes on.
+    """
 
-        *hooks*: called once for each send that is stored or has failed, before its task goes on.
-        """
-        self.sends = LiveSends(instance.clock, hooks)
-        self._instance = instance
-        self._clock = instance.clock
-        self._config = config
-        self._attempts = Attempts(instance, group, config, encoder, topics, self.sends)
-        self._encoder = encoder
-        self._topics = topics
-        self._hooks = hooks
-        self._producer_id = cache(partial(instance.rng.randbytes, PRODUCER_ID_BYTES))
+    _instance: ClientInstance
+    _group: str
+    _config: ProducerConfig
+    _encoder: SlotEncoder
+    _topics: PublishTopics
+    _hooks: SendHooks
+
+    def __post_init__(self) -> None:
+        self.sends = LiveSends(self._instance.clock, self._hooks)
+        self._clock = self._instance.clock
+        self._attempts = Attempts(
+            self._instance, self._group, self._config, self._encoder, self._topics, self.sends
+        )
+        self._producer_id = cache(partial(self._instance.rng.randbytes, PRODUCER_ID_BYTES))
         self._steps: dict[Next, Callable[[Attempt, Failure], Awaitable[Attempt | None]]] = {
             Next.RELEASE: self._release,
             Next.HOLD: self._hold,

@@ -180,25 +180,19 @@ _DELAYS: Final = frozenset(
 )
 
 
+@dataclass(eq=False, repr=False)
 class SendHooks:
     """The hooks of one producer, and the sends they wait for the end of."""
 
-    def __init__(
-        self,
-        hooks: Sequence[SendMessageHook],
-        *,
-        group: str,
-        born_host: str,
-        leader_of: Callable[[str], str | None],
-        result_of: Callable[[SendSlot], SendResult | Sequence[SendResult]],
-    ) -> None:
-        """Prepare."""
-        self._before = [hook.send_message_before for hook in hooks]
-        self._after = [hook.send_message_after for hook in hooks]
-        self._group = group
-        self._born_host = born_host
-        self._leader_of = leader_of
-        self._result_of = result_of
+    _hooks: Sequence[SendMessageHook]
+    group: str
+    born_host: str
+    leader_of: Callable[[str], str | None]
+    result_of: Callable[[SendSlot], SendResult | Sequence[SendResult]]
+
+    def __post_init__(self) -> None:
+        self._before = [hook.send_message_before for hook in self._hooks]
+        self._after = [hook.send_message_after for hook in self._hooks]
         self._open: dict[SendSlot, SendMessageContext] = {}
 
     def __bool__(self) -> bool:
@@ -210,11 +204,11 @@ class SendHooks:
             return
         message = slot.message
         context = self._open[slot] = SendMessageContext(
-            producer_group=self._group,
+            producer_group=self.group,
             message=message,
             mq=slot.queue,
-            broker_addr=self._leader_of(slot.queue.broker_name) or "",
-            born_host=self._born_host,
+            broker_addr=self.leader_of(slot.queue.broker_name) or "",
+            born_host=self.born_host,
             communication_mode=mode,
             msg_type=type_of(message) if isinstance(message, Message) else MessageType.NORMAL_MSG,
         )
@@ -238,10 +232,10 @@ class SendHooks:
         if context is None:
             return
         context.mq = slot.queue
-        context.broker_addr = self._leader_of(slot.queue.broker_name) or context.broker_addr
+        context.broker_addr = self.leader_of(slot.queue.broker_name) or context.broker_addr
         context.exception = error
         if slot.state is SlotState.STORED:
-            context.send_result = self._result_of(slot)
+            context.send_result = self.result_of(slot)
         call_each(self._after, context)
 
 

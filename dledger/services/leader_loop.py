@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Final
 
@@ -155,21 +156,16 @@ class Fate(Enum):
     """The next leader finds in its applied state what became of it."""
 
 
+@dataclass(eq=False, repr=False)
 class LeaderLoop:
     """The common part of one service; its calls are awaited one at a time in each task."""
 
-    def __init__(
-        self,
-        group: BrokerGroup,
-        clock: Clock,
-        name: str,
-        *,
-        is_deleting: Callable[[str], bool] = lambda _topic: False,
-    ) -> None:
-        self.name = name
-        self._group = group
-        self._clock = clock
-        self._is_deleting = is_deleting
+    _group: BrokerGroup
+    _clock: Clock
+    name: str
+    is_deleting: Callable[[str], bool] = lambda _topic: False
+
+    def __post_init__(self) -> None:
         self._applied = trio.Event()
         self._damaged: dict[int, float] = {}
         self._open = 0
@@ -279,7 +275,7 @@ class LeaderLoop:
             InvariantBroken: The applied state contradicts itself.
         Cancellation: The entry may still be stored; `settle` before the next one is built.
         """
-        if any(item.reason for item in deliveries) and self._is_deleting(SET_ASIDE_TOPIC):
+        if any(item.reason for item in deliveries) and self.is_deleting(SET_ASIDE_TOPIC):
             return Fate.NOT_STORED
         try:
             batch = self._with_topic(deliveries, change)

@@ -11,6 +11,7 @@ Spec: docs/internals/protocol/semantics.md, section 7.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
 from dledger.commitlog.entry import parse_header
@@ -31,36 +32,29 @@ FOLLOWERS_AGE_S: Final = 1.0
 """How old what is known of the followers may be: slow readers pull hundreds of times a second."""
 
 
+@dataclass(eq=False, repr=False)
 class ReadSuggestion:
     """Answers the `suggestWhichBrokerId` of pulls."""
 
-    def __init__(
-        self,
-        group: BrokerGroup,
-        *,
-        own_id: int,
-        follower_ids: Mapping[str, int],
-        recent_bytes: int,
-        slave_read_enable: bool,
-        clock: Clock,
-    ) -> None:
-        self._group = group
-        self._own_id = own_id
-        self._follower_ids = follower_ids
-        self._recent_bytes = recent_bytes
-        self._slave_read_enable = slave_read_enable
-        self._clock = clock
+    _group: BrokerGroup
+    own_id: int
+    follower_ids: Mapping[str, int]
+    recent_bytes: int
+    slave_read_enable: bool
+    clock: Clock
+
+    def __post_init__(self) -> None:
         self._followers_since_s: float | None = None
         self._followers: frozenset[int] = frozenset()
 
     def broker_id(self, config: SubscriptionGroupConfig, behind_bytes: int) -> int:
         """Return where a group's next pull should go."""
-        if not self._slave_read_enable:
+        if not self.slave_read_enable:
             return LEADER_ID
-        slow = behind_bytes > self._recent_bytes
+        slow = behind_bytes > self.recent_bytes
         wanted = config.which_broker_when_consume_slowly if slow else config.broker_id
         if self._group.leadership is None:
-            return self._own_id if slow or wanted == self._own_id else LEADER_ID
+            return self.own_id if slow or wanted == self.own_id else LEADER_ID
         if wanted == LEADER_ID:
             return LEADER_ID
         followers = self._followers_now()
@@ -69,7 +63,7 @@ class ReadSuggestion:
         return min(followers) if slow and followers else LEADER_ID
 
     def _followers_now(self) -> frozenset[int]:
-        now = self._clock.monotonic()
+        now = self.clock.monotonic()
         if self._followers_since_s is None or now - self._followers_since_s >= FOLLOWERS_AGE_S:
             self._followers_since_s = now
             status = self._group.status()
@@ -83,7 +77,7 @@ class ReadSuggestion:
 
     def _id_of(self, member: str) -> int | None:
         """Return the broker id of a follower; None: this node's file does not tell."""
-        known = self._follower_ids.get(member)
+        known = self.follower_ids.get(member)
         if known is not None:
             return known
         number = number_in(member)

@@ -217,6 +217,7 @@ def _cause(anchor: Anchor, end_position: int, settings: StoreTable, look: Look) 
     return None
 
 
+@dataclass(eq=False, repr=False)
 class RetentionService:
     """Moves the floor, leader only.
 
@@ -230,35 +231,25 @@ class RetentionService:
             it leads to.
     """
 
-    def __init__(
-        self,
-        group: BrokerGroup,
-        entry_log: Callable[[], SegmentedLog],
-        settings: StoreTable,
-        *,
-        clock: Clock,
-        levels: int,
-        saved_index: Callable[[], int],
-        disk_ratio: Callable[[], float],
-        utc_offset: UtcOffset = utc,
-    ) -> None:
+    _group: BrokerGroup
+    entry_log: Callable[[], SegmentedLog]
+    settings: StoreTable
+    clock: Clock
+    levels: int
+    saved_index: Callable[[], int]
+    disk_ratio: Callable[[], float]
+    utc_offset: UtcOffset = utc
+
+    def __post_init__(self) -> None:
         self.is_deleting: Callable[[str], bool] = lambda _topic: False
         """Topics whose removal is in flight; their queues are left alone."""
-        self._group = group
-        self.entry_log = entry_log
-        self.settings = settings
         self.asked_by: dict[str, str] = {}
         self.given_up_bytes: Counter[str] = Counter(dict.fromkeys(CAUSES, 0))
-        self._clock = clock
-        self._levels = levels
-        self._saved_index = saved_index
-        self._disk_ratio = disk_ratio
-        self._utc_offset = utc_offset
         self.wanted_position = 0
         """Where the floor would be if no half message stood in the way."""
         self._asked_now: str | None = None
         self.name = NAME
-        self._loop = LeaderLoop(group, clock, NAME)
+        self._loop = LeaderLoop(self._group, self.clock, NAME)
 
     def expire_soon(self, asked_by: str) -> None:
         """Let segments that have expired go at the next check, whatever the hour."""
@@ -268,7 +259,7 @@ class RetentionService:
         """Check every interval until cancelled. Run it inside the leadership's nursery."""
         with self._loop.listening():
             while True:
-                await self._clock.sleep(self.settings.retention_interval_ms / 1000)
+                await self.clock.sleep(self.settings.retention_interval_ms / 1000)
                 await self.check()
                 await self.check_topics()
 
@@ -323,7 +314,7 @@ class RetentionService:
             await trio.lowlevel.checkpoint()
 
     async def _begin_later(self, queues: Sequence[QueueKey]) -> None:
-        now_ms = self._clock.wall_ms()
+        now_ms = self.clock.wall_ms()
         change = queue_floors(self._group, queues, now_ms, is_deleting=self.is_deleting)
         if change is None:
             return
@@ -346,12 +337,12 @@ class RetentionService:
 
     def look(self, limit_position: int) -> Look:
         """Return what is so now."""
-        now_ms = self._clock.wall_ms()
+        now_ms = self.clock.wall_ms()
         return Look(
             now_ms=now_ms,
-            disk_ratio=self._disk_ratio(),
+            disk_ratio=self.disk_ratio(),
             limit_position=limit_position,
-            is_hour=is_in_hours(now_ms, self.settings.delete_when, self._utc_offset),
+            is_hour=is_in_hours(now_ms, self.settings.delete_when, self.utc_offset),
             is_asked=self._asked_now is not None,
             is_freed=self.entry_log().first_index >= self._group.state.floor.first_index,
         )
@@ -372,7 +363,7 @@ class RetentionService:
 
     def _limit_position(self) -> int:
         entry_log, state = self.entry_log(), self._group.state
-        saved = self._saved_index()
+        saved = self.saved_index()
         if saved < entry_log.first_index:
             return 0
         limit = entry_log.position_at(saved)
@@ -390,7 +381,7 @@ class RetentionService:
 
     def _waiting_levels(self) -> list[int]:
         """Return the delay levels, those that are configured no more included."""
-        found = set(range(1, self._levels + 1))
+        found = set(range(1, self.levels + 1))
         found.update(
             queue_id + 1 for queue_id in self._group.state.queues_of.get(SCHEDULE_TOPIC, ())
         )

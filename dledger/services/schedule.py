@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -50,6 +51,7 @@ LONGEST_SLEEP_S = 60.0
 """The wall clock is read again after this long, in case it was set during the wait."""
 
 
+@dataclass(eq=False, repr=False)
 class ScheduleMessageService:
     """Moves due messages of the schedule topic to their real queues.
 
@@ -61,26 +63,19 @@ class ScheduleMessageService:
             as the settings are checked.
     """
 
-    def __init__(
-        self,
-        group: BrokerGroup,
-        clock: Clock,
-        levels_ms: Sequence[int],
-        *,
-        is_deleting: Callable[[str], bool] = lambda _topic: False,
-        real_queue: RealQueue = same_queue,
-        entry_bytes_max: int = 2 * MAX_DELIVERY_BYTES,
-    ) -> None:
+    _group: BrokerGroup
+    _clock: Clock
+    _levels_ms: Sequence[int]
+    is_deleting: Callable[[str], bool] = lambda _topic: False
+    real_queue: RealQueue = same_queue
+    entry_bytes_max: int = 2 * MAX_DELIVERY_BYTES
+
+    def __post_init__(self) -> None:
         self.name = NAME
-        self._group = group
-        self._clock = clock
-        self._levels_ms = tuple(levels_ms)
-        self._is_deleting = is_deleting
-        self._real_queue = real_queue
-        self._delivery_bytes_max = min(MAX_DELIVERY_BYTES, entry_bytes_max // 2)
+        self._delivery_bytes_max = min(MAX_DELIVERY_BYTES, self.entry_bytes_max // 2)
         self._wake: dict[int, Wakeup] = {}
         self._seen: dict[int, SeenTimes] = {}
-        self._loop = LeaderLoop(group, clock, NAME, is_deleting=is_deleting)
+        self._loop = LeaderLoop(self._group, self._clock, NAME, is_deleting=self.is_deleting)
         self._building = trio.Lock()
         """In one turn of the event loop one level builds its entry, however many are due."""
 
@@ -222,9 +217,9 @@ class ScheduleMessageService:
             delivery = self._loop.build(
                 records,
                 position,
-                partial(_delivered, self._real_queue, position, queue_of_level(level), offset),
+                partial(_delivered, self.real_queue, position, queue_of_level(level), offset),
             )
-            if delivery is None or self._is_deleting(delivery.topic):
+            if delivery is None or self.is_deleting(delivery.topic):
                 break
             deliveries.append(delivery)
             size += unit_size

@@ -175,6 +175,7 @@ DEFAULT_ROLL_WINDOW_MS: Final = 2 * 24 * 3_600_000
 """RocketMQ's: two days."""
 
 
+@dataclass(eq=False, repr=False)
 class TimerMessageService:
     """Moves due messages of the timer topic to their real queues.
 
@@ -186,34 +187,25 @@ class TimerMessageService:
             most; one message always fits, as the settings are checked.
     """
 
-    def __init__(
-        self,
-        group: BrokerGroup,
-        clock: Clock,
-        claims: TimerClaims,
-        *,
-        is_deleting: Callable[[str], bool] = lambda _topic: False,
-        real_queue: RealQueue = same_queue,
-        entry_bytes_max: int = 2 * MAX_DELIVERY_BYTES,
-        roll_window_ms: int = DEFAULT_ROLL_WINDOW_MS,
-        load_units: int = LOAD_UNITS,
-    ) -> None:
+    _group: BrokerGroup
+    _clock: Clock
+    _claims: TimerClaims
+    is_deleting: Callable[[str], bool] = lambda _topic: False
+    real_queue: RealQueue = same_queue
+    entry_bytes_max: int = 2 * MAX_DELIVERY_BYTES
+    roll_window_ms: int = DEFAULT_ROLL_WINDOW_MS
+    load_units: int = LOAD_UNITS
+
+    def __post_init__(self) -> None:
         self.name = NAME
-        self._group = group
-        self._clock = clock
-        self._claims = claims
-        self._is_deleting = is_deleting
-        self._real_queue = real_queue
-        self._bytes_max = min(MAX_DELIVERY_BYTES, entry_bytes_max // 2)
-        self._roll_window_ms = roll_window_ms
-        self._load_units = load_units
+        self._bytes_max = min(MAX_DELIVERY_BYTES, self.entry_bytes_max // 2)
         self._wake = Wakeup()
         self._index = TimerIndex()
         self._loaded_to = 0
         self._roll_at_s = 0.0
         self._mine: list[int] = []
         """Claimed by the step in hand."""
-        self._loop = LeaderLoop(group, clock, NAME, is_deleting=is_deleting)
+        self._loop = LeaderLoop(self._group, self._clock, NAME, is_deleting=self.is_deleting)
 
     async def run(self) -> None:
         """Deliver until cancelled. Run it inside the leadership's nursery, once per leadership.
@@ -273,7 +265,7 @@ class TimerMessageService:
             self._begin()
         while self._loaded_to < self._max_offset:
             first = self._loaded_to
-            count = min(self._max_offset - first, self._load_units)
+            count = min(self._max_offset - first, self.load_units)
             waiting = np.flatnonzero(self._group.state.timers.mask(first, count))
             self._loaded_to = first + count
             if len(waiting):
@@ -304,7 +296,7 @@ class TimerMessageService:
         timers = self._group.state.timers
         # A recall that is on its way may fail: then the message is due after all.
         held = [each for each in taken if each in timers and self._claims.is_claimed(each)]
-        entry = self._entry_of(taken, partial(_delivered, self._real_queue))
+        entry = self._entry_of(taken, partial(_delivered, self.real_queue))
         self._index.put_back(entry.left + held, now_ms)
         self._look_again(entry.damaged, now_ms)
         if not entry.chosen:
@@ -332,7 +324,7 @@ class TimerMessageService:
             delivery = self._loop.build(records, position, partial(make, position, offset))
             if delivery is None:
                 entry.damaged.append(offset)
-            elif delivery is _YOUNG or self._is_deleting(delivery.topic):
+            elif delivery is _YOUNG or self.is_deleting(delivery.topic):
                 entry.left.append(offset)
             else:
                 entry.deliveries.append(delivery)
@@ -378,7 +370,7 @@ class TimerMessageService:
             return False
         count = min(ROLLED_OFFSETS, self._max_offset - first)
         waiting = (np.flatnonzero(timers.mask(first, count)) + first).tolist()
-        old_ms = self._clock.wall_ms() - self._roll_window_ms
+        old_ms = self._clock.wall_ms() - self.roll_window_ms
         entry = self._entry_of(waiting, partial(self._rolled, old_ms))
         if not entry.chosen:
             self._roll_at_s = self._clock.monotonic() + LONGEST_SLEEP_S
@@ -393,8 +385,8 @@ class TimerMessageService:
         if record.store_timestamp_ms >= old_ms:
             return _YOUNG
         # From its new place it would count as sent to a topic that was made since.
-        run = real_destination(record.properties, position, self._real_queue)
-        return _YOUNG if self._is_deleting(run.topic) else rolled_message(record)
+        run = real_destination(record.properties, position, self.real_queue)
+        return _YOUNG if self.is_deleting(run.topic) else rolled_message(record)
 
 
 @dataclass(slots=True)

@@ -10,6 +10,7 @@ Spec: docs/internals/protocol/semantics.md, section 3.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from typing import NamedTuple, Protocol
 
@@ -79,6 +80,7 @@ class Producers(Protocol):
         """Ask one of them; tell whether the question is on its way."""
 
 
+@dataclass(eq=False, repr=False)
 class TransactionCheckService:
     """Asks for decisions.
 
@@ -88,32 +90,22 @@ class TransactionCheckService:
             the way. What stands before it is given up once producers had their time.
     """
 
-    def __init__(
-        self,
-        group: BrokerGroup,
-        topics: TopicView,
-        decisions: TransactionDecisions,
-        producers: Producers,
-        settings: BrokerTable,
-        store: StoreTable,
-        *,
-        clock: Clock,
-        floor_wanted: Callable[[], int] = lambda: 0,
-    ) -> None:
+    _group: BrokerGroup
+    _topics: TopicView
+    _decisions: TransactionDecisions
+    _producers: Producers
+    settings: BrokerTable
+    store: StoreTable
+    clock: Clock
+    floor_wanted: Callable[[], int] = lambda: 0
+
+    def __post_init__(self) -> None:
         self.name = NAME
-        self._group = group
-        self._topics = topics
-        self._decisions = decisions
-        self._producers = producers
-        self.settings = settings
-        self.store = store
-        self._clock = clock
-        self._floor_wanted = floor_wanted
         self._plans: list[_Plan] = []
         self._planned_to = 0
         self._sleeps_until_s = 0.0
         self._wake = Wakeup()
-        self._loop = LeaderLoop(group, clock, NAME, is_deleting=topics.is_deleting)
+        self._loop = LeaderLoop(self._group, self.clock, NAME, is_deleting=self._topics.is_deleting)
 
     async def run(self) -> None:
         """Ask until cancelled. Run it inside the leadership's nursery, once per leadership.
@@ -151,8 +143,8 @@ class TransactionCheckService:
             since_ms, wait_ms = half.checked_ms, self.settings.transaction_check_interval_ms
         else:
             since_ms, wait_ms = half.store_time_ms, self.settings.transaction_timeout_ms
-        left_ms = min(since_ms + wait_ms - self._clock.wall_ms(), wait_ms)
-        return self._clock.monotonic() + max(left_ms, 0) / 1000
+        left_ms = min(since_ms + wait_ms - self.clock.wall_ms(), wait_ms)
+        return self.clock.monotonic() + max(left_ms, 0) / 1000
 
     def _on_applied(self, touched: Sequence[QueueTouched]) -> None:
         for topic, _, max_offset in touched:
@@ -170,18 +162,18 @@ class TransactionCheckService:
         heapify(self._plans)
 
     def _take_due(self) -> list[_Plan]:
-        now = self._clock.monotonic()
+        now = self.clock.monotonic()
         due: list[_Plan] = []
         while self._plans and self._plans[0].due_s <= now and len(due) < CHECKS_PER_ENTRY:
             due.append(heappop(self._plans))
         return due
 
     def _again_in(self, seconds: float, half_offset: int, immune_to_s: float | None = None) -> None:
-        heappush(self._plans, _Plan(self._clock.monotonic() + seconds, half_offset, immune_to_s))
+        heappush(self._plans, _Plan(self.clock.monotonic() + seconds, half_offset, immune_to_s))
 
     def _immune_to_s(self, plan: _Plan, message: HalfMessage, age_ms: int) -> float:
         """Return the monotonic time up to which producers are not to be asked."""
-        until_s = self._clock.monotonic() + message.immunity_s - age_ms / 1000
+        until_s = self.clock.monotonic() + message.immunity_s - age_ms / 1000
         return until_s if plan.immune_to_s is None else min(until_s, plan.immune_to_s)
 
     # -- what ------------------------------------------------------------------------------
@@ -192,11 +184,11 @@ class TransactionCheckService:
             if due:
                 await self._look_at(due, term)
                 continue
-            now = self._clock.monotonic()
+            now = self.clock.monotonic()
             self._sleeps_until_s = now + LONGEST_SLEEP_S
             if self._plans:
                 self._sleeps_until_s = min(self._sleeps_until_s, self._plans[0].due_s)
-            await self._wake.wait_or(self._clock, self._sleeps_until_s - now)
+            await self._wake.wait_or(self.clock, self._sleeps_until_s - now)
 
     async def _look_at(self, due: Sequence[_Plan], term: int) -> None:
         to_ask: list[tuple[int, HalfMessage, int]] = []
@@ -214,9 +206,9 @@ class TransactionCheckService:
             if message is None:
                 self._again_in(RETRY_S, half_offset, immune_to_s)
                 continue
-            age_ms = max(0, self._clock.wall_ms() - half.store_time_ms)
+            age_ms = max(0, self.clock.wall_ms() - half.store_time_ms)
             immune_to_s = self._immune_to_s(plan, message, age_ms)
-            immune_s = immune_to_s - self._clock.monotonic()
+            immune_s = immune_to_s - self.clock.monotonic()
             if self._is_over(half, age_ms):
                 record, run = message.given_up()
                 copy = Delivery(run.topic, run.queue_id, record, half.phy_offset)
@@ -240,7 +232,7 @@ class TransactionCheckService:
         return (
             half.checks >= settings.transaction_check_max
             or age_ms >= self.store.file_reserved_time * HOUR_MS
-            or (age_ms >= patience_ms(settings) and half.phy_offset < self._floor_wanted())
+            or (age_ms >= patience_ms(settings) and half.phy_offset < self.floor_wanted())
         )
 
     def _read(self, records: StoredRecords, half_offset: int, half: OpenHalf) -> HalfMessage | None:
