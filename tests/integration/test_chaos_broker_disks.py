@@ -1,26 +1,22 @@
-"""A real broker on disks that break: power cuts, failed flushes, damage."""
+"""A real broker on disks that break: failed flushes, damage. Power cuts: test_chaos.py."""
 
 from __future__ import annotations
 
 import random
 import subprocess
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import pytest
 import trio
 
-from dledger.cli.local_cluster import LocalCluster, local_cluster
+from dledger.cli.local_cluster import local_cluster
 from dledger.cli.log_verify import verify_store
 from dledger.client.connect import connect
 from dledger.client.core.message import Message
-from dledger.client.producer.config import ProducerConfig
 from dledger.client.producer.producer import Producer
 from dledger.commitlog.errors import MQError
 from dledger.commitlog.mark import decode_slot
 from dledger.commitlog.store_paths import StorePaths
-from dledger.jepsen_like.chaos import loop_disk
 from dledger.jepsen_like.chaos.file_damage import (
     Filling,
     Part,
@@ -31,11 +27,9 @@ from dledger.jepsen_like.chaos.file_damage import (
     wipe,
     written_in,
 )
-from dledger.jepsen_like.chaos.loop_disk import LoopDisk
-from dledger.jepsen_like.chaos.machines import stand_still
 from dledger.jepsen_like.chaos.strace_inject import fail_one_flush
 from dledger.jepsen_like.nemesis.ground import FaultError
-from tests.harness.broken_disks import DISK_BYTES, is_traced, needs_loop, needs_strace
+from tests.harness.broken_disks import is_traced, needs_strace
 from tests.harness.cluster_questions import create_topic
 from tests.harness.stored_messages import bodies_at
 
@@ -47,114 +41,8 @@ SETTINGS: dict[str, object] = {
 }
 
 
-SENDERS = 4
-
-
-CUTS = 3
-"""Power cuts of one test."""
-
-
 WITHIN_S = 60
 """For what a busy machine takes long to do."""
-
-
-async def send_until_the_power_goes(
-    cluster: LocalCluster, disk: LoopDisk, *, acks: int, first: int, share: float
-) -> tuple[list[bytes], list[bytes]]:
-    """Send from several tasks; cut the power at that many acknowledgements, in the middle of more.
-
-    Returns:
-        What was acknowledged, and what was sent, before the power went.
-    """
-    sent: list[bytes] = []
-    acknowledged: list[bytes] = []
-    enough = trio.Event()
-    node = cluster.brokers["n0"]
-
-    async def send(producer: Producer) -> None:
-        while True:
-            body = b"%d" % (first + len(sent))
-            sent.append(body)
-            await producer.send(Message("t", body))
-            acknowledged.append(body)
-            if len(acknowledged) == acks:
-                enough.set()
-
-    async with (
-        connect([cluster.namesrv_address]) as client,
-        # Senders wait for the broker until they are stopped.
-        Producer(client, "p", ProducerConfig(send_timeout_s=300)) as producer,
-        trio.open_nursery() as nursery,
-    ):
-        for _ in range(SENDERS):
-            nursery.start_soon(send, producer)
-        with trio.fail_after(WITHIN_S):
-            await enough.wait()
-        if share:
-            await trio.to_thread.run_sync(
-                lambda: disk.keep_some(random.Random(first), share, names=True)
-            )
-        assert node.pid is not None
-        await stand_still(node.pid)
-        kill = partial(trio.from_thread.run, cluster.kill, "n0")
-        await trio.to_thread.run_sync(disk.power_cut, kill)
-        nursery.cancel_scope.cancel()
-    return acknowledged, sent
-
-
-async def lost_in_cuts(
-    folder: Path, settings: dict[str, object], *, share: float, acks: int
-) -> list[tuple[int, int]]:
-    """Return how many messages were acknowledged before each of some cuts, and how many it lost."""
-    lost: list[tuple[int, int]] = []
-    with loop_disk.loop_disk(folder / "image", folder / "n0", size_bytes=DISK_BYTES) as disk:
-        async with local_cluster(folder, brokers=1, settings=settings) as cluster:
-            await create_topic([cluster.namesrv_address], "t", queues=2)
-            there: set[bytes] = set()
-            first = 0
-            for _ in range(CUTS):
-                acknowledged, sent = await send_until_the_power_goes(
-                    cluster, disk, acks=acks, first=first, share=share
-                )
-                first += len(sent)
-                await cluster.start("n0")
-                await cluster.wait_healthy()
-                # A cut may have taken the topic as well; for one that is there nothing changes.
-                await create_topic([cluster.namesrv_address], "t", queues=2)
-                found = await bodies_at(cluster.namesrv_address, "t")
-                assert len(found) == len(set(found)), "a message is there twice"
-                assert set(found) <= there | set(sent), "a message never sent"
-                gone = (there | set(acknowledged)) - set(found)
-                lost.append((len(acknowledged), len(gone)))
-                there = set(found)
-            assert await cluster.stop("n0") == 0
-            store = cluster.brokers["n0"].store_path
-            assert store is not None
-            assert verify_store(store).problems == []
-    return lost
-
-
-@pytest.mark.slow
-@needs_loop
-@pytest.mark.parametrize("share", [0.0, 0.5])
-async def test_power_cuts_lose_nothing_a_sync_flush_acknowledged(
-    tmp_path: Path, share: float
-) -> None:
-    lost = await lost_in_cuts(tmp_path, SETTINGS, share=share, acks=300)
-    assert [gone for _, gone in lost] == [0] * CUTS
-
-
-@pytest.mark.slow
-@needs_loop
-@pytest.mark.hunt
-async def test_power_cuts_lose_what_an_async_flush_acknowledged(
-    tmp_path: Path, record_property: Callable[[str, object], None]
-) -> None:
-    later = {"store.flush_disk_type": "ASYNC_FLUSH"}
-    lost = await lost_in_cuts(tmp_path, {**SETTINGS, **later}, share=0.0, acks=4000)
-    record_property("lost", lost)
-    print(f"ASYNC_FLUSH, (acknowledged, lost) for each power cut: {lost}")
-    assert sum(gone for _, gone in lost) > 0
 
 
 @pytest.mark.slow

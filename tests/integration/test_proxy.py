@@ -265,25 +265,6 @@ async def test_what_reaches_no_client_comes_at_once(tmp_path: Path) -> None:
             assert [each.body for each in received] == [b"one"]
 
 
-async def test_refused_message_comes_after_a_second(tmp_path: Path) -> None:
-    async with proxies(tmp_path) as cluster:
-        with called(cluster.proxies["proxy0"].address) as proxy:
-            await proxy.send(message("one"))
-            (received,) = await proxy.receive()
-            change = pb.ChangeInvisibleDurationRequest(
-                group=GROUP,
-                topic=TOPIC,
-                receipt_handle=received.system_properties.receipt_handle,
-                invisible_duration=duration(0),
-                message_id="01one",
-            )
-            answer = await proxy.call("ChangeInvisibleDuration", change)
-            assert answer.status.code == pb.OK
-            assert answer.receipt_handle != received.system_properties.receipt_handle
-            (again,) = await proxy.receive()
-            assert again.system_properties.delivery_attempt == 2
-
-
 async def test_operators_reach_a_client_by_its_stream(tmp_path: Path) -> None:
     async with proxies(tmp_path) as cluster:
         address = cluster.proxies["proxy0"].address
