@@ -12,7 +12,7 @@
 from __future__ import annotations
 
 import ssl
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Final
@@ -20,14 +20,19 @@ from typing import Final
 import trio
 
 from dledger.client.core.broker_requests import CheckBacks, ConsumerCalls, OpenRequests
-from dledger.client.core.client_state import Announcements, ClientCounters, ManagedScope
+from dledger.client.core.client_state import (
+    Announcements,
+    ClientCounters,
+    ManagedScope,
+    part_of,
+)
 from dledger.client.core.errors import (
     ClientClosedError,
 )
 from dledger.client.core.heartbeats import UNREGISTER_TIMEOUT_S, Heartbeats
 from dledger.client.core.leaders import LeaderCalls, LeaderSearch
-from dledger.client.core.links import GroupIdentities, Link, Links
-from dledger.client.core.route import LeaderTable, TopicRoute
+from dledger.client.core.links import GroupIdentities, Links
+from dledger.client.core.route import LeaderTable
 from dledger.client.core.routes import NameServers, Routes, split_url
 from dledger.commitlog.errors import ConfigError
 from dledger.commitlog.seams import Disk
@@ -36,7 +41,7 @@ from dledger.remoting.connection import Connection
 from dledger.remoting.handling import Limiter
 from dledger.remoting.processor_table import ProcessorTable
 from dledger.remoting.protocol.codes import RequestCode
-from dledger.remoting.protocol.command import ExtFields, RemotingCommand
+from dledger.remoting.protocol.command import RemotingCommand
 from dledger.remoting.protocol.headers import (
     ConsumerGroupHeader,
 )
@@ -268,54 +273,7 @@ class ClientInstance(ManagedScope):
         """A broker reports that a consumer has come or left (code 40); it wants no answer."""
         self._announcements.group_changed(ConsumerGroupHeader.decode(command.ext).consumer_group)
 
-    async def route(self, topic: str, *, fresh: bool = False) -> TopicRoute:
-        """Return the route of *topic*, from the cache unless *fresh*.
-
-        Raises:
-            NoRouteError: The NameServers do not know the topic.
-            NoNameServerError: None answers and nothing is cached.
-        """
-        return await self.routes.find(topic, fresh=fresh)
-
-    async def link(self, address: str, timeout_s: float, *, group: str = "") -> Link:
-        """Return a live connection to a broker; see `Links.open`."""
-        return await self.links.open(address, timeout_s, group=group)
-
-    async def ask(
-        self,
-        address: str,
-        code: int,
-        ext: ExtFields | None = None,
-        body: bytes = b"",
-        *,
-        timeout_s: float | None = None,
-        group: str = "",
-    ) -> RemotingCommand:
-        """Ask one broker once and return its answer, whatever its code; see `Links.ask`."""
-        return await self.links.ask(address, code, ext, body, timeout_s=timeout_s, group=group)
-
-    async def ask_leader(
-        self,
-        broker_name: str,
-        code: int,
-        ext: ExtFields | None = None,
-        body: bytes = b"",
-        *,
-        topic: str,
-        timeout_s: float = 10.0,
-        attempt_timeout_s: float | None = None,
-        adapt: Callable[[Link], int] | None = None,
-        changes: bool = False,
-    ) -> RemotingCommand:
-        """Ask the leader of a group, until *timeout_s* is over; see `LeaderCalls.ask`."""
-        return await self._calls.ask(
-            broker_name,
-            code,
-            ext,
-            body,
-            topic=topic,
-            timeout_s=timeout_s,
-            attempt_timeout_s=attempt_timeout_s,
-            adapt=adapt,
-            changes=changes,
-        )
+    route = part_of("routes", Routes.find)
+    link = part_of("links", Links.open)
+    ask = part_of("links", Links.ask)
+    ask_leader = part_of("_calls", LeaderCalls.ask)

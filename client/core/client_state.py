@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, ParamSpec, Protocol, Self, TypeVar, overload
+from typing import Any, Concatenate, ParamSpec, Protocol, Self, TypeVar, cast, overload
 
 import trio
 
@@ -14,6 +15,7 @@ from dledger.client.core.broker_requests import CheckBacks, OpenRequests
 from dledger.client.core.errors import ClientClosedError
 
 P = ParamSpec("P")
+T = TypeVar("T")
 R_co = TypeVar("R_co", covariant=True)
 
 
@@ -124,6 +126,18 @@ class ManagedScope:
 
 class _BodyFailed(Exception):  # noqa: N818  # never seen outside
     """Stands for the error of the caller's block while a scope closes."""
+
+
+def part_of(
+    part: str, method: Callable[Concatenate[Any, P], Awaitable[T]]
+) -> SameCall[P, Coroutine[Any, Any, T]]:
+    """Return a method that awaits *method* of the object in the attribute *part*."""
+
+    @functools.wraps(method)
+    async def call(self: object, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await method(getattr(self, part), *args, **kwargs)
+
+    return cast("SameCall[P, Coroutine[Any, Any, T]]", call)
 
 
 class SameCall(Protocol[P, R_co]):

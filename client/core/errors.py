@@ -248,8 +248,10 @@ class RequestTimedOutError(RequestFailedError):
 
 
 def refusal(
-    what: str, answer: RemotingCommand, kind: type[RequestFailedError] = RequestFailedError
-) -> RequestFailedError:
+    what: str,
+    answer: RemotingCommand,
+    kind: type[RequestFailedError | BrokerRefusedError] = RequestFailedError,
+) -> RequestFailedError | BrokerRefusedError:
     """Return the error of an *answer* that is no success: *kind*, unless it may be done."""
     code, remark, suffix = answer.code, answer.remark or "", ""
     if outcome_of(answer) == "unknown":

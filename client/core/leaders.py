@@ -37,7 +37,12 @@ from dledger.commitlog.errors import MQError
 from dledger.remoting.protocol.codes import RequestCode, ResponseCode
 from dledger.remoting.protocol.command import ExtFields, RemotingCommand
 from dledger.remoting.protocol.header_codec import whole_number
-from dledger.remoting.protocol.outcome import LEADER_FIELD, TERM_FIELD
+from dledger.remoting.protocol.outcome import (
+    DECISION_FIELD,
+    LEADER_FIELD,
+    TERM_FIELD,
+    outcome_of,
+)
 from dledger.remoting.seams import Clock
 
 LATE_READ_RETRIES: Final = 1_000_000
@@ -276,6 +281,8 @@ class LeaderCalls:
         attempt_timeout_s: float | None = None,
         adapt: Callable[[Link], int] | None = None,
         changes: bool = False,
+        until_known: bool = False,
+        policy: RetryPolicy = _READ_POLICY,
     ) -> RemotingCommand:
         """Ask the leader of a group, following hints and fail-overs, until *timeout_s* is over.
 
@@ -289,7 +296,9 @@ class LeaderCalls:
             attempt_timeout_s: One attempt; default: the configured RPC time-out.
             adapt: Chooses the code by what the broker understands; it may change *ext*, too.
             changes: It changes what is stored: a refusal after an attempt without an answer is
-                raised as that attempt's error, which may have done it.
+                raised as that attempt's error, which may have done it; unless it names a decision.
+            until_known: An answer that the outcome is unknown counts as none.
+            policy: Whether it is asked again after an attempt without an answer.
         Returns:
             The answer of a node that did not say "not leader" or "busy".
         Raises:
@@ -300,7 +309,7 @@ class LeaderCalls:
         """
         deadline = self._clock.monotonic() + timeout_s
         attempt_s = self._rpc_timeout_s if attempt_timeout_s is None else attempt_timeout_s
-        schedule = RetrySchedule(_READ_POLICY, deadline)
+        schedule = RetrySchedule(policy, deadline)
         error: ClientError | None = None
         unknown: RequestTimedOutError | None = None
         pause_s = 0.0
@@ -336,20 +345,27 @@ class LeaderCalls:
                     # What an earlier attempt may have done, the closing does not undo.
                     raise unknown from None
                 else:
-                    if answer.code not in (
+                    is_open = until_known and outcome_of(answer) == "unknown"
+                    if not is_open and answer.code not in (
                         ResponseCode.SERVICE_NOT_AVAILABLE,
                         ResponseCode.SYSTEM_BUSY,
                     ):
-                        if changes and unknown is not None and answer.code != ResponseCode.SUCCESS:
+                        is_refused = answer.code != ResponseCode.SUCCESS
+                        if changes and unknown and is_refused and DECISION_FIELD not in answer.ext:
                             raise unknown
                         return answer
                     kind = self._search.note_refusal(broker_name, address, answer)
                     pause_s = retry_after_s(answer)
                     error = refusal(address, answer)
+                    if is_open:
+                        assert isinstance(error, RequestTimedOutError)
+                        unknown = error
             step = schedule.next(kind, self._clock.monotonic())
             if step is None:
+                if unknown is None or unknown is error:
+                    raise error
                 # What an earlier attempt may have done, a later refusal does not undo.
-                raise error if unknown is None else unknown
+                raise unknown from error
             if isinstance(error, RequestFailedError) and error.code == ResponseCode.SYSTEM_BUSY:
                 await self._clock.sleep(max(step.delay_s, pause_s))
             elif step.where is not Where.NAMED_LEADER:

@@ -25,7 +25,15 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Final
 
-from dledger.client.core.errors import BrokerUnreachableError, ClientClosedError, RequestFailedError
+from dledger.client.core.errors import (
+    BrokerBusyError,
+    BrokerRefusedError,
+    BrokerUnreachableError,
+    ClientClosedError,
+    ClientError,
+    RequestFailedError,
+    UnknownOutcomeError,
+)
 from dledger.commitlog.errors import LocalProtocolError, MQError, RemoteProtocolError
 from dledger.remoting.errors import ConnectionLostError, RequestTimedOutError, TooManyInFlightError
 from dledger.remoting.protocol.codes import ResponseCode
@@ -289,6 +297,20 @@ def failure_from_answer(answer: RemotingCommand, kind: FailureKind) -> Failure:
         is_retriable(answer),
         answer.ext.get(REASON_FIELD) in _FORGOTTEN,
     )
+
+
+def error_of_call(what: str, error: RequestFailedError, *, unknown: str = "") -> ClientError:
+    """Return the error of a change that no leader took.
+
+    Args:
+        what: What was asked for.
+        unknown: What may be added where its outcome is not known.
+    """
+    if error.outcome == "unknown":
+        return UnknownOutcomeError(f"{what} may or may not count: {error}{unknown}")
+    is_busy = failure_of_code(error.code) is FailureKind.BUSY
+    kind = BrokerBusyError if is_busy else BrokerRefusedError
+    return kind(f"{what}: {error}", code=error.code, remark=error.remark)
 
 
 def failure_from_error(error: MQError) -> Failure:

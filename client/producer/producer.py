@@ -22,20 +22,19 @@ from dledger.client.core.client_state import ManagedScope
 from dledger.client.core.errors import (
     AlreadyDeliveredError,
     BackpressureError,
-    BrokerBusyError,
     BrokerRefusedError,
     BrokerUnreachableError,
     ClientClosedError,
     MessageIllegalError,
     NoRouteError,
     RequestFailedError,
-    RequestTimedOutError,
     UnknownOutcomeError,
+    refusal,
 )
 from dledger.client.core.hooks import CommunicationMode
 from dledger.client.core.message import Message
 from dledger.client.core.message_ext import MessageExt, SendResult
-from dledger.client.core.retry import FailureKind, failure_of_code, time_left_s
+from dledger.client.core.retry import error_of_call, time_left_s
 from dledger.client.core.route import MessageQueue
 from dledger.client.producer.config import ProducerConfig
 from dledger.client.producer.encoder import SlotEncoder, budget_s
@@ -58,13 +57,9 @@ from dledger.remoting.errors import BadRequestError
 from dledger.remoting.protocol.codes import RequestCode, ResponseCode
 from dledger.remoting.protocol.command import RemotingCommand
 from dledger.remoting.protocol.headers import RecallHandle, RecallMessageHeader
-from dledger.remoting.protocol.outcome import outcome_of
 
 MIN_TIMEOUT_S: Final = 0.001
 """What is left of a budget at least: a send whose route came late fails by its own rules."""
-
-ASK_AGAIN_S: Final = 0.1
-"""Pause before a broker that does not know what became of a recall is asked again."""
 
 
 async def recall(
@@ -76,43 +71,23 @@ async def recall(
     except BadRequestError as error:
         raise MessageIllegalError(str(error)) from error
     ext = dict(RecallMessageHeader(named.topic, handle, producer_group).encode())
-    deadline = instance.clock.monotonic() + timeout_s
     what = f"recall of {named.uniq_key} on {named.broker_name}"
     await instance.route(named.topic)  # makes its brokers known
-    while True:
-        try:
-            answer = await instance.ask_leader(
-                named.broker_name,
-                RequestCode.RECALL_MESSAGE,
-                ext,
-                topic=named.topic,
-                timeout_s=max(deadline - instance.clock.monotonic(), 0.001),
-            )
-        except RequestTimedOutError as error:
-            raise UnknownOutcomeError(f"{what}: {error}") from error
-        except RequestFailedError as error:
-            is_busy = failure_of_code(error.code) is FailureKind.BUSY
-            kind = BrokerBusyError if is_busy else BrokerRefusedError
-            raise kind(f"{what}: {error}", code=error.code, remark=error.remark) from error
-        if answer.code == ResponseCode.SUCCESS:
-            return str(answer.ext.get("msgId", named.uniq_key))
-        if outcome_of(answer) != "unknown":
-            raise _refused(what, answer)
-        if instance.clock.monotonic() + ASK_AGAIN_S >= deadline:
-            raise UnknownOutcomeError(f"{what}: {answer.remark or ''}")
-        await instance.clock.sleep(ASK_AGAIN_S)
-
-
-def _refused(what: str, answer: RemotingCommand) -> BrokerRefusedError:
-    remark = answer.remark or ""
-    kind = (
-        AlreadyDeliveredError
-        if answer.code == ResponseCode.ILLEGAL_OPERATION
-        else BrokerRefusedError
-    )
-    return kind(
-        f"{what}: refused with code {answer.code}: {remark}", code=answer.code, remark=remark
-    )
+    try:
+        answer = await instance.ask_leader(
+            named.broker_name,
+            RequestCode.RECALL_MESSAGE,
+            ext,
+            topic=named.topic,
+            timeout_s=timeout_s,
+            until_known=True,
+        )
+    except RequestFailedError as error:
+        raise error_of_call(what, error) from error
+    if answer.code == ResponseCode.SUCCESS:
+        return str(answer.ext.get("msgId", named.uniq_key))
+    is_late = answer.code == ResponseCode.ILLEGAL_OPERATION
+    raise refusal(what, answer, AlreadyDeliveredError if is_late else BrokerRefusedError)
 
 
 Selector = Callable[[Sequence[MessageQueue], Message, Any], MessageQueue]

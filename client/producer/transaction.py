@@ -6,20 +6,19 @@ from dataclasses import dataclass, replace
 
 from dledger.client.core.client_instance import ClientInstance
 from dledger.client.core.errors import (
-    BrokerBusyError,
     BrokerRefusedError,
     BrokerUnreachableError,
     ClientError,
     MessageIllegalError,
     RequestFailedError,
-    RequestTimedOutError,
     TransactionDecidedError,
-    UnknownOutcomeError,
+    refusal,
 )
 from dledger.client.core.hooks import LocalTransactionState
+from dledger.client.core.links import Link
 from dledger.client.core.message import Message
 from dledger.client.core.message_ext import SendResult
-from dledger.client.core.retry import FailureKind, RetryPolicy, RetrySchedule, Where
+from dledger.client.core.retry import RetryPolicy, error_of_call
 from dledger.client.producer.results import asks_for_delay
 from dledger.commitlog.errors import MQError
 from dledger.commitlog.message_id import decode_offset_message_id
@@ -126,6 +125,9 @@ class TransactionEnd:
     state: LocalTransactionState
     is_answer: bool = False
 
+    def __str__(self) -> str:
+        return f"{self.state.name} of transaction {self.transaction_id}"
+
     def header(self) -> EndTransactionHeader:
         """Return the request's header."""
         return EndTransactionHeader(
@@ -143,6 +145,10 @@ class TransactionEnd:
     def oneway(self) -> RemotingCommand:
         """Return the request as RocketMQ's clients send it."""
         return request(RequestCode.END_TRANSACTION, dict(self.header().encode()))
+
+
+class _SentOneWayError(Exception):
+    """A real RocketMQ has the request, and answers nothing."""
 
 
 async def send_end(
@@ -163,103 +169,41 @@ async def send_end(
         UnknownOutcomeError: Sent, but no answer confirms it.
     Cancellation: The decision may count.
     """
-    clock = instance.clock
-    deadline = clock.monotonic() + timeout_s
-    policy = RetryPolicy(max_retries=ENDS_MAX, retry_unknown=retry_unknown)
-    schedule = RetrySchedule(policy, deadline)
-    is_unknown = False
-    while True:
-        name = end.broker_name
-        address, term = instance.leaders.address(name), instance.leaders.term(name)
-        is_busy = False
-        error: ClientError
-        if address is None:
-            kind = FailureKind.NOT_LEADER
-            error = BrokerUnreachableError(f"no leader of {name} is known")
-        else:
-            left_s = max(deadline - clock.monotonic(), 0.001)
-            try:
-                answer = await _ask(instance, address, end, left_s)
-            except RequestTimedOutError as failed:
-                kind, error = FailureKind.UNKNOWN, UnknownOutcomeError(_unknown(end, str(failed)))
-            except BrokerUnreachableError as failed:
-                kind, error = FailureKind.UNREACHABLE, failed
-            except RequestFailedError as failed:
-                kind, error = FailureKind.FINAL, _not_let_in(end, failed, is_unknown=is_unknown)
-            else:
-                if answer is None or answer.code == ResponseCode.SUCCESS:
-                    return answer is not None
-                kind = instance.leader_search.note_refusal(name, address, answer)
-                is_busy = answer.code == ResponseCode.SYSTEM_BUSY
-                error = _refused(end, kind, answer, is_unknown=is_unknown)
-        is_unknown = is_unknown or kind is FailureKind.UNKNOWN
-        step = None
-        if kind not in (FailureKind.FINAL, FailureKind.REFUSED_HERE):
-            step = schedule.next(kind, clock.monotonic())
-        if step is None:
-            if is_unknown and error.outcome != "unknown" and kind is not FailureKind.FINAL:
-                # What an earlier attempt may have done, a later refusal does not undo.
-                raise UnknownOutcomeError(_unknown(end, str(error))) from error
-            raise error
-        if is_busy:
-            await clock.sleep(step.delay_s)
-        elif step.where is not Where.NAMED_LEADER:
-            await instance.leader_search.pause(
-                name, step.delay_s, topic=end.topic, failed=address, failed_term=term
-            )
 
+    def sent_to(link: Link) -> int:
+        if link.records:
+            return RequestCode.END_TRANSACTION
+        try:
+            link.connection.invoke_oneway(end.oneway())
+        except MQError as error:
+            raise BrokerUnreachableError(f"broker {link.address}: {error}") from error
+        raise _SentOneWayError
 
-async def _ask(
-    instance: ClientInstance, address: str, end: TransactionEnd, left_s: float
-) -> RemotingCommand | None:
-    """Return the answer; None when there will be none, as this is a real RocketMQ."""
-    attempt_s = min(instance.config.rpc_timeout_s, left_s)
-    name = end.broker_name
-    link = await instance.link(address, attempt_s, group=name)
-    if link.records:
-        ext = dict(end.header().encode())
-        code = RequestCode.END_TRANSACTION
-        return await instance.ask(address, code, ext, timeout_s=attempt_s, group=name)
     try:
-        link.connection.invoke_oneway(end.oneway())
-    except MQError as error:
-        raise BrokerUnreachableError(f"broker {address}: {error}") from error
-    return None
-
-
-def _not_let_in(
-    end: TransactionEnd, failed: RequestFailedError, *, is_unknown: bool
-) -> ClientError:
-    if is_unknown:
-        return UnknownOutcomeError(_unknown(end, str(failed)))
-    text = f"{end.state.name} of transaction {end.transaction_id}: {failed}"
-    return BrokerRefusedError(text, code=failed.code, remark=failed.remark)
-
-
-def _refused(
-    end: TransactionEnd, kind: FailureKind, answer: RemotingCommand, *, is_unknown: bool
-) -> ClientError:
-    remark = answer.remark or f"code {answer.code}"
+        answer = await instance.ask_leader(
+            end.broker_name,
+            RequestCode.END_TRANSACTION,
+            end.header().encode(),
+            topic=end.topic,
+            timeout_s=timeout_s,
+            adapt=sent_to,
+            changes=True,
+            until_known=True,
+            policy=RetryPolicy(max_retries=ENDS_MAX, retry_unknown=retry_unknown),
+        )
+    except _SentOneWayError:
+        return False
+    except RequestFailedError as error:
+        asks = "; the broker asks back if it does not"
+        raise error_of_call(str(end), error, unknown=asks) from error
+    if answer.code == ResponseCode.SUCCESS:
+        return True
     decision = answer.ext.get(DECISION_FIELD)
     if isinstance(decision, str):
-        return TransactionDecidedError(
-            f"{end.state.name} of transaction {end.transaction_id} came too late: it is decided "
-            f"as {decision.upper()}",
+        raise TransactionDecidedError(
+            f"{end} came too late: it is decided as {decision.upper()}",
             code=answer.code,
-            remark=remark,
+            remark=answer.remark or "",
             decision=decision,
         )
-    if kind is FailureKind.UNKNOWN or (kind is FailureKind.FINAL and is_unknown):
-        # Or an earlier attempt was what made this one impossible.
-        return UnknownOutcomeError(_unknown(end, remark))
-    text = f"{end.state.name} of transaction {end.transaction_id}: {remark}"
-    if kind in (FailureKind.FINAL, FailureKind.REFUSED_HERE):
-        return BrokerRefusedError(text, code=answer.code, remark=remark)
-    return BrokerBusyError(text, code=answer.code, remark=remark)
-
-
-def _unknown(end: TransactionEnd, remark: str) -> str:
-    return (
-        f"{end.state.name} of transaction {end.transaction_id} may or may not count: {remark}; "
-        "the broker asks back if it does not"
-    )
+    raise refusal(str(end), answer, BrokerRefusedError)

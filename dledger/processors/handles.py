@@ -351,10 +351,8 @@ def handlers_of(
     for processor in processors:
         for name, declaration in declared([type(processor)]):
             handler: Handler = getattr(processor, name)
-            if not declaration.appends:
-                handler = _when_applied(group, handler)
-            if declaration.reads:
-                handler = _when_readable(group, handler)
+            if declaration.reads or not declaration.appends:
+                handler = _when_ready(group, handler, declaration)
             for code in declaration.codes:
                 if code in handlers:
                     raise ConfigError(f"request code {code} has a handler already")
@@ -374,22 +372,16 @@ def register(
         table.register(code, handler, limiter)
 
 
-def _when_applied(group: BrokerGroup, handler: Handler) -> Handler:
-    """Apply first what is committed: the answer reflects every message that was answered."""
+def _when_ready(group: BrokerGroup, handler: Handler, declaration: Declaration) -> Handler:
+    reads, applies = declaration.reads, not declaration.appends
 
     def handle(connection: Connection, command: RemotingCommand) -> Handled:
-        group.catch_up()
-        return handler(connection, command)
-
-    return handle
-
-
-def _when_readable(group: BrokerGroup, handler: Handler) -> Handler:
-    """Refuse while a snapshot is being refilled: the tables are ahead of the log."""
-
-    def handle(connection: Connection, command: RemotingCommand) -> Handled:
-        if not group.readable:
+        if reads and not group.readable:
+            # A snapshot is being refilled: the tables are ahead of the log.
             raise not_leader(group)
+        if applies:
+            # The answer reflects every message that was answered.
+            group.catch_up()
         return handler(connection, command)
 
     return handle
