@@ -222,7 +222,7 @@ chaos-mutants: setup
 	$(BIN)/python -m tests.mutants brokers --runs 2 --at-least 8
 
 leader-kills: setup
-	LEADER_KILLS=$$((20 * $(HUNT_SHARE))) $(PYTEST) -s -x tests/integration/test_leader_kills.py
+	$(BIN)/dledger chaos run --plan docs/operate/chaos/plans/leader-kills.json
 
 bench: setup
 	$(BIN)/dledger bench produce --size 256 --inflight 64 --batch 1 --duration 10

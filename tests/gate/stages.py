@@ -33,7 +33,7 @@ NEEDS_MINUTES = {
     "spark-all": 12.0,
     "matrix-all": 5.0,
     "chaos-mutants": 15.0,
-    "leader-kills": 5.0,
+    "leader-kills": 6.0,
 }
 """What a hunt takes that cannot be made shorter; the others take any share of at least one."""
 

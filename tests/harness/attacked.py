@@ -16,7 +16,7 @@ from dledger.client.core.message import Message
 from dledger.client.core.message_ext import SendResult
 from dledger.client.producer.producer import Producer
 from tests.harness.eventually import LOOK_S, all_statuses, eventually
-from tests.harness.stored_messages import messages_at
+from tests.harness.stored_messages import bodies_by_place
 
 FORGED = b"FORGED by a stranger"
 TIMES_IDLE_MEMORY = 2
@@ -93,10 +93,7 @@ async def attacked(cluster: LocalCluster, topic: str = "load") -> AsyncIterator[
             yield load
             await load.p99_s(1)
             nursery.cancel_scope.cancel()
-    stored = {
-        (message.queue_id, message.queue_offset): bytes(message.body)
-        for message in await messages_at(cluster.namesrv_address, topic)
-    }
+    stored = await bodies_by_place(cluster.namesrv_address, topic)
     assert not [body for body in stored.values() if FORGED in body]
     for body, result in load.acknowledged:
         assert stored[result.message_queue.queue_id, result.queue_offset] == body

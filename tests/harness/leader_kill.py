@@ -10,10 +10,7 @@ from typing import Any
 import trio
 
 from dledger.cli.local_cluster import LocalCluster
-from dledger.client.consumer.pull_consumer import PullConsumer
-from dledger.client.core.client_instance import ClientInstance
 from dledger.client.core.message_ext import MessageExt
-from tests.harness.eventually import WITHIN_S
 from tests.harness.foreign_client import ForeignClient
 from tests.harness.stored_messages import place
 
@@ -92,36 +89,3 @@ def judge_a_kill(
     assert reported.acknowledged.keys() <= {line["body"] for line in consumer.messages}
     for line in consumer.messages:
         assert (line["queue_id"], line["queue_offset"]) in places[line["body"]]
-
-
-async def kill_leaders(
-    cluster: LocalCluster, killed_at: list[float], kills: int, *, led_s: float, down_s: float
-) -> None:
-    """Kill one leader after the other, and start each again once there is another.
-
-    Args:
-        killed_at: Receives the instant of each kill.
-        kills: How many times.
-        led_s: How long each one leads before its kill.
-        down_s: How long it stays down after the next one leads.
-    """
-    for _ in range(kills):
-        leader = await cluster.wait_leader()
-        await trio.sleep(led_s)
-        killed_at.append(time.monotonic())
-        await cluster.kill(leader)
-        await cluster.wait_leader(other_than=leader, timeout_s=WITHIN_S)
-        await trio.sleep(down_s)
-        await cluster.start(leader)
-        await cluster.wait_caught_up(leader)
-
-
-async def read_all(client: ClientInstance, topic: str) -> dict[tuple[int, int], MessageExt]:
-    """Return every message of a topic by its queue and offset."""
-    async with PullConsumer(client, "readers") as consumer:
-        found = {}
-        queues = await consumer.fetch_message_queues(topic)
-        async for queue, result in consumer.drain(queues):
-            for message in result.messages:
-                found[(queue.queue_id, message.queue_offset)] = message
-        return found

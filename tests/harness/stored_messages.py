@@ -31,6 +31,11 @@ async def bodies_at(namesrv: str, topic: str) -> list[bytes]:
     return [bytes(message.body) for message in await messages_at(namesrv, topic)]
 
 
+async def bodies_by_place(namesrv: str, topic: str) -> dict[tuple[int, int], bytes]:
+    """Return the bodies by queue and offset."""
+    return {place(message): bytes(message.body) for message in await messages_at(namesrv, topic)}
+
+
 async def stored_in(client: ClientInstance, topic: str) -> dict[str, MessageExt]:
     """Return every message of *topic* by its body, none of which may be there twice."""
     found = {}

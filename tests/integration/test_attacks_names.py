@@ -26,8 +26,9 @@ from dledger.remoting.protocol.codes import RequestCode
 from dledger.remoting.tcp import TcpNetwork
 from tests.harness.cluster_questions import ask, create_topic
 from tests.harness.eventually import all_statuses, eventually
+from tests.harness.load import missing_in
 from tests.harness.local_settings import SMALL_FILES
-from tests.harness.stored_messages import messages_at, place
+from tests.harness.stored_messages import bodies_by_place
 
 pytestmark = pytest.mark.slow
 
@@ -112,16 +113,8 @@ async def test_name_server_gives_strangers_no_place_and_no_message(tmp_path: Pat
             assert thief.seen["topic_refused"] >= ATTACKS
             for taken in ("registered", "unregistered", "topic_entered", "taken"):
                 assert not thief.seen[taken], thief.seen
-        stored = {
-            place(message): bytes(message.body)
-            for message in await messages_at(cluster.namesrv_address, "T")
-        }
-        missing = {
-            place: body for place, body in sender.acknowledged.items() if stored.get(place) != body
-        }
-        assert not missing, (
-            f"{len(missing)} of {len(sender.acknowledged)} acknowledged are not there"
-        )
+        stored = await bodies_by_place(cluster.namesrv_address, "T")
+        assert missing_in(stored, sender.acknowledged) == []
         statuses = await all_statuses(cluster)
         (identity,) = {str(status["group_identity"]) for status in statuses.values()}
         assert len(refused) == 2

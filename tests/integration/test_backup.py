@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tomllib
-from collections import Counter
 from functools import partial
 from pathlib import Path
 
@@ -16,12 +15,9 @@ from dledger.cli.log_verify import verify_store
 from dledger.cli.raft_command import add
 from dledger.client.connect import connect
 from dledger.client.consumer.pull_consumer import PullConsumer
-from dledger.client.core.message import Message
 from dledger.client.core.route import MessageQueue
-from dledger.client.producer.producer import Producer
-from dledger.commitlog.errors import MQError
-from tests.harness.cluster_questions import create_topic
 from tests.harness.eventually import all_statuses, eventually
+from tests.harness.load import loaded, missing_in, stored
 from tests.harness.module_cluster import running
 
 pytestmark = pytest.mark.slow
@@ -34,46 +30,6 @@ SETTINGS: dict[str, object] = {
 SENDERS = 8
 BODY_BYTES = 512
 
-Place = tuple[int, int]
-
-
-class Load:
-    """Sends until it is stopped, and notes where each message was stored."""
-
-    def __init__(self) -> None:
-        self.acknowledged: dict[str, Place] = {}
-        self.stop = False
-
-    async def send(self, producer: Producer, number: int) -> None:
-        sent = 0
-        while not self.stop:
-            key = f"{number}-{sent}"
-            sent += 1
-            try:
-                result = await producer.send(Message("t", key.encode().ljust(BODY_BYTES, b".")))
-            except MQError:
-                continue
-            self.acknowledged[key] = (result.message_queue.queue_id, result.queue_offset)
-
-    async def reach(self, count: int) -> None:
-        with trio.fail_after(120):
-            while len(self.acknowledged) < count:
-                await trio.sleep(0.01)
-
-
-async def stored(cluster: LocalCluster) -> dict[Place, str]:
-    found: dict[Place, str] = {}
-    async with (
-        connect([cluster.namesrv_address]) as client,
-        PullConsumer(client, "reader") as consumer,
-    ):
-        async for queue, result in consumer.drain(await consumer.fetch_message_queues("t")):
-            for message in result.messages:
-                body = bytes(message.body)
-                assert len(body) == BODY_BYTES
-                found[(queue.queue_id, message.queue_offset)] = body.rstrip(b".").decode()
-    return found
-
 
 async def committed(cluster: LocalCluster) -> dict[MessageQueue, int | None]:
     async with (
@@ -84,30 +40,21 @@ async def committed(cluster: LocalCluster) -> dict[MessageQueue, int | None]:
         return {queue: await consumer.committed_offset(queue) for queue in queues}
 
 
-async def backed_up_under_load(cluster: LocalCluster, target: Path) -> dict[str, Place]:
+async def backed_up_under_load(cluster: LocalCluster, target: Path) -> dict[tuple[int, int], bytes]:
     """Return what was acknowledged before the newest `create` began."""
-    namesrvs = [cluster.namesrv_address]
-    await create_topic(namesrvs, "t", queues=4)
-    stores = [node.store_path for node in cluster.brokers.values()]
-    load = Load()
-    before: dict[str, Place] = {}
-    async with (
-        connect(namesrvs) as client,
-        Producer(client, "p") as producer,
-        trio.open_nursery() as nursery,
-    ):
-        for number in range(SENDERS):
-            nursery.start_soon(load.send, producer, number)
-        await load.reach(500)
-        async with PullConsumer(client, "billing") as consumer:
+    before: dict[tuple[int, int], bytes] = {}
+    async with loaded(cluster, senders=SENDERS, calm=500, body_bytes=BODY_BYTES) as load:
+        async with (
+            connect([cluster.namesrv_address]) as client,
+            PullConsumer(client, "billing") as consumer,
+        ):
             for queue in await consumer.fetch_message_queues("t"):
                 await consumer.commit_offset(queue, 10 + queue.queue_id)
-        for store in stores:
-            assert store is not None
+        for name in cluster.brokers:
             before = dict(load.acknowledged)
-            await create(str(target), data=store, namesrv=namesrvs[0])
-            await load.reach(len(before) + 500)
-        load.stop = True
+            data = folder_of(cluster, name)
+            await create(str(target), data=data, namesrv=cluster.namesrv_address)
+            await load.more(500)
     return before
 
 
@@ -158,8 +105,8 @@ def test_backup_under_load_becomes_a_group_with_all_of_it(tmp_path: Path) -> Non
     try:
         trio.run(start_and_add)
         found = trio.run(stored, second)
-        assert [key for key, place in before.items() if found.get(place) != key] == []
-        assert [key for key, times in Counter(found.values()).items() if times > 1] == []
+        assert missing_in(found, before) == []
+        assert len(set(found.values())) == len(found)
         assert found.items() <= sent.items()
         assert trio.run(committed, second) == offsets
         assert set(offsets.values()) == {10, 11, 12, 13}

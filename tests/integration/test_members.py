@@ -5,88 +5,26 @@ from __future__ import annotations
 import json
 import shutil
 import tomllib
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import trio
 
 from dledger.cli.local_cluster import LocalCluster, Node, lay_out, local_cluster, status_of
 from dledger.cli.log_verify import open_segments
 from dledger.cli.ports import free_ports
 from dledger.cli.raft_command import add, remove, replace, transfer_leader
-from dledger.client.connect import connect
-from dledger.client.consumer.pull_consumer import PullConsumer
-from dledger.client.core.message import Message
 from dledger.client.producer.config import ProducerConfig
-from dledger.client.producer.producer import Producer
-from dledger.commitlog.errors import MQError
-from tests.harness.cluster_questions import create_topic
 from tests.harness.eventually import all_statuses, eventually
+from tests.harness.load import loaded
 from tests.harness.local_settings import SMALL_FILES
 from tests.harness.module_cluster import running
 from tests.harness.replica_folders import equal_bytes
 
 pytestmark = pytest.mark.slow
 
-SENDERS = 48
-CALM_SENDS = 2_000
-"""Acknowledged before anything is done to the group."""
-
-
-@dataclass
-class Load:
-    """What the senders were answered."""
-
-    acknowledged: dict[str, tuple[int, int]] = field(default_factory=dict)
-    failed: list[str] = field(default_factory=list)
-    stop: bool = False
-
-    async def send(self, producer: Producer, number: int) -> None:
-        """Send until the stop."""
-        sent = 0
-        while not self.stop:
-            key = f"{number}-{sent}"
-            sent += 1
-            try:
-                result = await producer.send(Message("t", key.encode().ljust(256, b".")))
-            except MQError as error:
-                self.failed.append(str(error))
-            else:
-                self.acknowledged[key] = (result.message_queue.queue_id, result.queue_offset)
-
-    async def reach(self, count: int) -> None:
-        """Wait until *count* sends were acknowledged."""
-        with trio.fail_after(120):
-            while len(self.acknowledged) < count:
-                await trio.sleep(0.01)
-
-
-@asynccontextmanager
-async def loaded(cluster: LocalCluster, **config: object) -> AsyncIterator[Load]:
-    """Keep sending while the block runs; afterwards every acknowledged message must be there."""
-    namesrvs = [cluster.namesrv_address]
-    await create_topic(namesrvs, "t", queues=4)
-    load = Load()
-    async with connect(namesrvs) as client:
-        async with (
-            Producer(client, "p", ProducerConfig(send_timeout_s=60, **config)) as producer,  # type: ignore[arg-type]  # names and values of the test's own
-            trio.open_nursery() as nursery,
-        ):
-            for number in range(SENDERS):
-                nursery.start_soon(load.send, producer, number)
-            await load.reach(CALM_SENDS)
-            yield load
-            load.stop = True
-        found: dict[tuple[int, int], str] = {}
-        async with PullConsumer(client, "c") as consumer:
-            async for queue, result in consumer.drain(await consumer.fetch_message_queues("t")):
-                for message in result.messages:
-                    key = bytes(message.body).rstrip(b".").decode()
-                    found[(queue.queue_id, message.queue_offset)] = key
-    assert [key for key, place in load.acknowledged.items() if found.get(place) != key] == []
+UNHIDDEN = ProducerConfig(send_timeout_s=60, retry_unknown=False)
+"""Without retries after an unknown outcome, so that none can hide."""
 
 
 async def wait_voter(cluster: LocalCluster, name: str) -> None:
@@ -162,31 +100,20 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
 
 
 async def test_a_rolling_restart_of_all_three_under_load_fails_no_send(whole: LocalCluster) -> None:
-    # Without retries after an unknown outcome, so that none can hide.
-    async with loaded(whole, retry_unknown=False) as load:
+    async with loaded(whole, config=UNHIDDEN) as load:
         for name in list(whole.brokers):
             assert await whole.stop(name) == 0
             await whole.start(name)
             await whole.wait_caught_up(name)
-            await load.reach(len(load.acknowledged) + 1_000)
+            await load.more(1_000)
     assert load.failed == []
-
-
-async def test_leaders_restarted_one_after_the_other_fail_no_send(whole: LocalCluster) -> None:
-    async with loaded(whole, retry_unknown=False) as load:
-        for _ in range(4):
-            leader = await whole.wait_leader()
-            assert await whole.stop(leader) == 0
-            await whole.start(leader)
-            await whole.wait_caught_up(leader)
-            await load.reach(len(load.acknowledged) + 500)
-    assert load.failed == []
+    await load.is_stored(whole)
 
 
 async def test_wiped_follower_comes_back_as_a_voter(tmp_path: Path) -> None:
     async with local_cluster(tmp_path, settings=SMALL_FILES) as cluster:
         async with loaded(cluster) as load:
-            await load.reach(20_000)
+            await load.more(18_000)
             leader = await cluster.wait_leader()
             follower = next(name for name in cluster.brokers if name != leader)
             await cluster.kill(follower)
@@ -198,10 +125,11 @@ async def test_wiped_follower_comes_back_as_a_voter(tmp_path: Path) -> None:
             # Now it can stand in for another one.
             third = next(name for name in cluster.brokers if name not in (leader, follower))
             await cluster.kill(third)
-            await load.reach(len(load.acknowledged) + 1_000)
+            await load.more(1_000)
             await cluster.start(third)
             await cluster.wait_caught_up(third)
         assert load.failed == []
+        await load.is_stored(cluster)
         statuses = await all_statuses(cluster)
         logs_are_equal(cluster, statuses)
 
@@ -210,7 +138,7 @@ async def test_members_change_by_command_under_load(tmp_path: Path) -> None:
     async with local_cluster(tmp_path, settings=SMALL_FILES) as cluster:
         namesrv = cluster.namesrv_address
         async with loaded(cluster) as load:
-            await load.reach(20_000)
+            await load.more(18_000)
             leader = await cluster.wait_leader()
             first, second = (name for name in cluster.brokers if name != leader)
             # One dies for good; another machine takes its place.
@@ -220,7 +148,7 @@ async def test_members_change_by_command_under_load(tmp_path: Path) -> None:
             await cluster.start(first)
             await wait_answers(node)
             await replace(first, address, wait=True, namesrv=namesrv)
-            await load.reach(len(load.acknowledged) + 1_000)
+            await load.more(1_000)
             # A fourth one joins, leads, and the third goes.
             node, address = newcomer(cluster, first, "n3", "n3")
             cluster.brokers["n3"] = node
@@ -232,10 +160,11 @@ async def test_members_change_by_command_under_load(tmp_path: Path) -> None:
             await remove(second, namesrv=namesrv)
             await cluster.stop(second)
             del cluster.brokers[second]
-            await load.reach(len(load.acknowledged) + 1_000)
+            await load.more(1_000)
             for name in cluster.brokers:
                 await cluster.wait_caught_up(name)
         assert load.failed == []
+        await load.is_stored(cluster)
         statuses = await all_statuses(cluster)
         assert sorted(statuses) == sorted([leader, first, "n3"])
         assert all(status["voter"] for status in statuses.values())

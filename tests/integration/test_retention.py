@@ -17,12 +17,9 @@ from dledger.cli.local_cluster import LocalCluster, local_cluster
 from dledger.client.connect import connect
 from dledger.client.consumer.pull_consumer import PullConsumer
 from dledger.client.core.errors import OffsetIllegalError
-from dledger.client.core.message import Message
 from dledger.client.core.route import MessageQueue
-from dledger.client.producer.config import ProducerConfig
-from dledger.client.producer.producer import Producer
-from tests.harness.cluster_questions import create_topic
 from tests.harness.eventually import all_statuses
+from tests.harness.load import TOPIC, loaded, missing_in
 
 pytestmark = pytest.mark.slow
 
@@ -58,56 +55,33 @@ async def all_that_is_kept(
             with suppress(OffsetIllegalError):
                 async for queue, result in consumer.drain(queues):
                     for message in result.messages:
-                        body = bytes(message.body).rstrip(b".")
-                        found[(queue.queue_id, message.queue_offset)] = body
+                        found[(queue.queue_id, message.queue_offset)] = bytes(message.body)
             if await lows_of(consumer, queues) == lows:
                 return lows, found
 
 
 async def test_broker_comes_back_after_retention_passed_it(tmp_path: Path) -> None:
-    acknowledged: dict[tuple[int, int], bytes] = {}
-    stop = trio.Event()
-
-    async def send(producer: Producer, number: int) -> None:
-        sent = 0
-        while not stop.is_set():
-            body = b"%d-%d" % (number, sent)
-            sent += 1
-            result = await producer.send(Message("kept", body.ljust(256, b".")))
-            acknowledged[(result.message_queue.queue_id, result.queue_offset)] = body
-
     async with local_cluster(tmp_path, settings=SETTINGS) as cluster:
-        namesrvs = [cluster.namesrv_address]
-        await create_topic(namesrvs, "kept", queues=4)
         leader = await cluster.wait_leader()
         away = next(name for name in cluster.brokers if name != leader)
-        async with connect(namesrvs) as client:
-            async with (
-                Producer(client, "senders", ProducerConfig(send_timeout_s=60)) as producer,
-                trio.open_nursery() as nursery,
-            ):
-                for number in range(64):
-                    nursery.start_soon(send, producer, number)
-                with trio.fail_after(DEADLINE_S):
-                    while len(acknowledged) < 1_000:
-                        await trio.sleep(0.05)
-                had = (await status_of(cluster, away))["last_index"]
-                await cluster.kill(away)
-                with trio.fail_after(DEADLINE_S):
-                    while (
-                        len(acknowledged) < MESSAGES
-                        or (await status_of(cluster, leader))["first_index"] <= had + 1
-                    ):
-                        await trio.sleep(0.2)
-                await cluster.start(away)
-                await cluster.wait_caught_up(away, DEADLINE_S)
-                stop.set()
+        async with loaded(cluster, senders=64, calm=1_000) as load:
+            had = (await status_of(cluster, away))["last_index"]
+            await cluster.kill(away)
+            with trio.fail_after(DEADLINE_S):
+                while (
+                    len(load.acknowledged) < MESSAGES
+                    or (await status_of(cluster, leader))["first_index"] <= had + 1
+                ):
+                    await trio.sleep(0.2)
+            await cluster.start(away)
+            await cluster.wait_caught_up(away, DEADLINE_S)
+        async with connect([cluster.namesrv_address]) as client:
             async with PullConsumer(client, "readers") as consumer:
-                queues = await consumer.fetch_message_queues("kept")
+                queues = await consumer.fetch_message_queues(TOPIC)
                 lows, found = await all_that_is_kept(consumer, queues)
             status = await status_of(cluster, away)
     assert status["installs"] == 1
     assert all(low > 0 for low in lows.values())
-    kept = {place: body for place, body in acknowledged.items() if place[1] >= lows[place[0]]}
+    kept = {place: body for place, body in load.acknowledged.items() if place[1] >= lows[place[0]]}
     assert len(kept) > 5_000
-    assert {place: found.get(place) for place in kept} == kept
+    assert missing_in(found, kept) == []

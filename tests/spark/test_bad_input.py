@@ -70,7 +70,8 @@ def test_one_pass_finds_the_witnesses_of_all_queues(
     from dledger.spark_jobs.engines.spark import SparkSource
     from tests.spark.test_engines import local_digest, random_queues
 
-    folder = random_queues(tmp_path / "parquet", 60)
+    folder = tmp_path / "parquet"
+    random_queues(folder, 60)
     source = SparkSource(spark, str(folder))
     passes: list[tuple[str, int]] = []
     read = source._pass

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from dledger.jepsen_like.checkers import queue_log
 from dledger.jepsen_like.checkers.all_checks import Settings, check_everything, check_source
 from dledger.jepsen_like.checkers.kernel.cut import CHUNK_OFFSETS
 from dledger.jepsen_like.checkers.verdict import Verdict, digest_of
@@ -26,6 +27,7 @@ from dledger.spark_jobs.engines.local import LocalSource
 from dledger.spark_jobs.generate.history import Shape, generate
 from dledger.spark_jobs.run import Outcome
 from tests.harness.java import need_java
+from tests.harness.judged import comparable, judged
 from tests.harness.queue_histories import random_history
 from tests.harness.shipped_files import ROOT
 from tests.harness.workload_histories import MAKERS, MS
@@ -164,7 +166,7 @@ CLUSTER = "local-cluster[2,1,1024]"
 """Two workers of one core and 1 GiB, each a process of its own."""
 
 
-def random_queues(folder: Path, count: int) -> Path:
+def random_queues(folder: Path, count: int) -> History:
     """Write a history of many small random queues, some with a first offset that goes back."""
     operations: list[Operation] = []
     for seed in range(count):
@@ -174,9 +176,20 @@ def random_queues(folder: Path, count: int) -> Path:
             if op.f != F.SEND and rng.random() < 0.1:
                 op.min_off = rng.randint(0, 1)
             operations.append(op)
-    obs = write_history(folder, History(RunHeader("r"), operations), "r")
+    history = History(RunHeader("r"), operations)
+    obs = write_history(folder, history, "r")
     write_summary(folder, Ingested(ops=len(operations), obs=obs))
-    return folder
+    return history
+
+
+def test_random_queues_are_judged_as_in_memory(spark: SparkSession, tmp_path: Path) -> None:
+    from dledger.spark_jobs.engines.spark import SparkSource
+
+    expected = judged(queue_log.NAME, random_queues(tmp_path, 1_000))
+    assert 200 < len({violation.subject for violation in expected.violations}) < 800
+    for source in (LocalSource(tmp_path), SparkSource(spark, str(tmp_path))):
+        found = next(v for v in check_source(source) if v.checker == queue_log.NAME)
+        assert comparable([found]) == comparable([expected]), type(source)
 
 
 def digest(spark: SparkSession, folder: Path, edition: str, partitions: int = 0) -> str:
