@@ -116,9 +116,7 @@ class BrokerMetrics:
             "node_id": self._settings.broker.broker_name,
         }
         self._member_labels = {**self._labels, "member": self._member}
-        self._topics = TopicMetrics(
-            self._group, self._processors.offsets, self._traffic, self._clock
-        )
+        self._topics = TopicMetrics(self._group, self._traffic, self._clock)
         self._first_kept: _FirstKept | None = None
 
     def pieces(self) -> Iterator[str]:

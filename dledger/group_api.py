@@ -141,9 +141,9 @@ AppliedListener = Callable[[Sequence[QueueTouched]], None]
 class Proposed(msgspec.Struct, frozen=True):
     """What became of a proposal.
 
-    ``stored``: committed (with ``ASYNC_MASTER``: flushed by the leader alone); ``not_stored``: it
-    never will be; ``unknown``: this node stopped leading before it was decided. The other fields
-    count for ``stored`` only.
+    ``stored``: committed (with ``ASYNC_MASTER``, where it need not be applied: flushed by the
+    leader alone); ``not_stored``: it never will be; ``unknown``: this node stopped leading before
+    it was decided. The other fields count for ``stored`` only.
     """
 
     outcome: Outcome
@@ -282,9 +282,8 @@ class BrokerGroup(Protocol):
         handler call `kick`. *on_done* is called exactly once, later, never from inside this call.
 
         Args:
-            is_applied: A stored batch is applied when *on_done* is called, except with
-                ``ASYNC_MASTER``: compare `Proposed.index` with the applied index. Off: it is
-                committed then, and applied a little later.
+            is_applied: A stored batch is applied when *on_done* is called. Off: it is committed
+                then, or with ``ASYNC_MASTER`` flushed by the leader alone, and applied later.
             commits: The consumer offsets in it. Where one expects another offset than the group
                 has, all that was appended before counted, it is not stored, with a
                 `CommitNotExpectedError`.

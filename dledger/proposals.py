@@ -204,7 +204,8 @@ class Proposals:
         settings: May change while the group runs.
         store_host: Packed address of this replica, which its records get.
         entry_bytes_max: Largest entry.
-        sync_replication: Answer when a majority has the entry; else when this leader has it.
+        sync_replication: Answer when a majority has the entry; else when this leader has it, where
+            that need not be applied.
         leadership: Set while this replica leads and has applied an entry of its own term.
         service_counts: Also counts listeners that failed.
         dates: The clock of all that waits for a date or compares store times.
@@ -270,7 +271,8 @@ class Proposals:
         *on_done* is called exactly once, later, never from inside this call.
 
         Args:
-            is_applied: Whether a stored batch is applied by then; off: it is committed.
+            is_applied: A stored batch is applied by then; off: it is committed, or with
+                ``ASYNC_MASTER`` on this leader's disk.
             commits: The consumer offsets in it; append it only where they are as these expect.
 
         Raises:
@@ -415,8 +417,14 @@ class Proposals:
         ended = Proposed("not_stored", error=error)
         self.turns.call_each(lambda each: self._finish(each, ended), lost)
 
-    def _answer(self, entry: _InFlight, outcome: Outcome) -> None:
+    def _answer(
+        self, entry: _InFlight, outcome: Outcome, *, may_be_unapplied: bool = False
+    ) -> None:
+        """Answer what waits for *entry*; of one that *may_be_unapplied*, what needs no more."""
         waiting, entry.waiting = entry.waiting, []
+        if may_be_unapplied:
+            entry.waiting = [item for item in waiting if item[0].is_applied]
+            waiting = [item for item in waiting if not item[0].is_applied]
 
         def answer(item: tuple[_Pending, tuple[int, ...], int]) -> None:
             pending, offsets, position = item
@@ -468,7 +476,7 @@ class Proposals:
         for entry in self._in_flight:
             if entry.index > stable or entry.term != self.node.term:
                 return
-            self._answer(entry, "stored")
+            self._answer(entry, "stored", may_be_unapplied=True)
 
     def call(self, listener: Callable[[Any], None], value: Any) -> None:
         """Call *listener*; an unexpected error is counted and logged, and ends nothing."""

@@ -20,7 +20,6 @@ from dledger.processors.topics import TYPE_ATTRIBUTE
 from dledger.remoting.metrics import Family, Sample
 from dledger.remoting.protocol.topic_names import DLQ_PREFIX, HALF_TOPIC, RETRY_PREFIX, is_reserved
 from dledger.remoting.seams import Clock
-from dledger.services.offset_commits import OffsetCommits
 from dledger.services.throughput import MAX_COUNTERS, Traffic
 from dledger.state.topics import TopicConfig
 
@@ -59,7 +58,6 @@ class TopicMetrics:
     """The metrics of one broker that have topics or consumer groups in their labels."""
 
     _group: BrokerGroup
-    _offsets: OffsetCommits
     _traffic: Traffic
     _clock: Clock
 
@@ -167,7 +165,7 @@ class TopicMetrics:
         for queue_id in range(queues):
             bounds = self._group.state.queues.get((topic, queue_id))
             if bounds is not None:
-                offset = self._offsets.stored((group, topic, queue_id)) or 0
+                offset = self._group.state.consumer_offset(group, topic, queue_id) or 0
                 first = max(offset, bounds.min_offset)
                 if first < bounds.max_offset:
                     yield queue_id, first, bounds.max_offset - first

@@ -330,7 +330,7 @@ class ConsumeStatsProcessor:
         return stats
 
     def _progress(self, topic: str, group_name: str, queue_id: int) -> OffsetWrapper:
-        offset = max(0, self._offsets.stored((group_name, topic, queue_id)) or 0)
+        offset = max(0, self._group.state.consumer_offset(group_name, topic, queue_id) or 0)
         return OffsetWrapper(
             broker_offset=self._group.state.max_offset(topic, queue_id),
             consumer_offset=offset,
@@ -341,7 +341,7 @@ class ConsumeStatsProcessor:
     def _span(self, topic: str, group_name: str, queue_id: int) -> QueueTimeSpan:
         state = self._group.state
         low, high = state.min_offset(topic, queue_id), state.max_offset(topic, queue_id)
-        offset = self._offsets.stored((group_name, topic, queue_id)) or 0
+        offset = self._group.state.consumer_offset(group_name, topic, queue_id) or 0
         first = self._time(topic, queue_id, low)
         next_time = self._time(topic, queue_id, max(offset, low))
         return QueueTimeSpan(

@@ -42,7 +42,7 @@ from dledger.broker_errors import (
 from dledger.commitlog.errors import CorruptRecordError, OffsetOutOfRangeError
 from dledger.commitlog.properties import PROPERTY_UNIQ_KEY, get_property
 from dledger.commitlog.record import Record, decode_record, iter_records
-from dledger.group_api import BrokerGroup, OnDone, Proposed, QueueTouched
+from dledger.group_api import BrokerGroup, OnDone, Proposed
 from dledger.processors.answers import answer_when_done, require_leader
 from dledger.processors.handles import Limit, handles
 from dledger.remoting.access.accounts import SIGNED
@@ -269,17 +269,6 @@ class OpenProducerProcessor:
     def __init__(self, group: BrokerGroup) -> None:
         self._group = group
         self._opening: dict[bytes, list[OnDone]] = {}
-        self._unapplied: list[tuple[int, OnDone, Proposed]] = []
-
-    def on_applied(self, _touched: Sequence[QueueTouched]) -> None:
-        """Answer the requests whose session is applied by now."""
-        if not self._unapplied:
-            return
-        applied = self._group.state.applied_index
-        ready = [item for item in self._unapplied if item[0] <= applied]
-        self._unapplied = [item for item in self._unapplied if item[0] > applied]
-        for _, answer, proposed in ready:
-            answer(proposed)
 
     @handles(RequestCode.OPEN_PRODUCER, limit=Limit.ADMIN, rule=SIGNED)
     def handle(self, connection: Connection, command: RemotingCommand) -> Handled:
@@ -308,11 +297,7 @@ class OpenProducerProcessor:
         def done(proposed: Proposed) -> None:
             del self._opening[producer_id]
             for answered in waiting:
-                if proposed.outcome == "stored" and proposed.index > group.state.applied_index:
-                    # Answered before it is applied: a send that came now would find no session.
-                    self._unapplied.append((proposed.index, answered, proposed))
-                else:
-                    answered(proposed)
+                answered(proposed)
 
         group.propose(state_batch(ProducerOpenedChange(producer_id)), done)
         self._opening[producer_id] = waiting

@@ -66,7 +66,7 @@ class OffsetsProcessor:
         key = (header.consumer_group, header.topic, header.queue_id)
 
         def read() -> RemotingCommand:
-            return self._consumer_offset(command, header, self._offsets.stored(key))
+            return self._consumer_offset(command, header, self._group.state.consumer_offset(*key))
 
         is_current = command.ext.get("sync") in (True, "true")
         return when_stored(

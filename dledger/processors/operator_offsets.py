@@ -158,12 +158,13 @@ class ResetOffsetsProcessor:
             answered(proposed)
             self._pops.offsets_set(header.group, header.topic)
 
+        state = self._group.state
         items: list[tuple[OffsetSlot, int]] = [
             ((header.group, header.topic, queue.queue_id), offset)
             for queue, offset in table.items()
             # The present offset ends grants, too: that needs force.
             if header.is_force
-            or offset != self._offsets.stored((header.group, header.topic, queue.queue_id))
+            or offset != state.consumer_offset(header.group, header.topic, queue.queue_id)
         ]
         self._offsets.commit_now(items, done, by_admin=True)
 
@@ -205,7 +206,7 @@ class ResetOffsetsProcessor:
             queues = range(header.queue_id, header.queue_id + 1)
         table = {}
         for queue_id in queues:
-            consumed = self._offsets.stored((header.group, header.topic, queue_id))
+            consumed = self._group.state.consumer_offset(header.group, header.topic, queue_id)
             wanted = self._wanted(header, queue_id)
             queue = MessageQueue(header.topic, self._settings.broker.broker_name, queue_id)
             if consumed is None and is_stored:

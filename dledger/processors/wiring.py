@@ -200,12 +200,10 @@ class BrokerProcessors:
         self.pops = PopGrants(group, topics, clock, messages, self.offsets.drop)
         self.offsets.check_slot = self.pops.check_classic
         self.clients_processor = ClientsProcessor(group, topics, self.clients, self._filters, clock)
-        open_producer = OpenProducerProcessor(group)
         limiters = _limiters(settings)
         self.limiters = {limit.value: limiter for limit, limiter in limiters.items()}
         processors = (
             *self._senders(),
-            open_producer,
             self.pull,
             *self._consumption(checks, messages),
             self.clients_processor,
@@ -217,7 +215,6 @@ class BrokerProcessors:
             (
                 self.throughput.on_applied,
                 self.pull.on_applied,
-                open_producer.on_applied,
                 self.pops.on_applied,
                 self.locks.on_applied,
             )
@@ -242,6 +239,7 @@ class BrokerProcessors:
             ReplyProcessor(group, self.clients, settings, destinations, clock),
             SendBackProcessor(group, settings, destinations, rng),
             RecallProcessor(group, settings, recalls),
+            OpenProducerProcessor(group),
             EndTransactionProcessor(group, topics, self.transactions, clock),
         )
 

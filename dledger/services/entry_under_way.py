@@ -1,8 +1,8 @@
 """The one entry of a service that is proposed and not applied yet: what its answer means.
 
 A service of the leader that decides on applied state alone has at most one entry under way: queue
-locks and POP. The answer to a proposal may come before the entry is applied here, and after the
-leadership has ended; that is decided here, and the services act on it.
+locks and POP. The answer to a proposal may come after the leadership has ended, and may leave open
+what becomes of it; that is decided here, and the services act on it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
-from enum import Enum, auto
 from typing import Final, Generic, Protocol, TypeVar
 
 from dledger.broker_errors import NotLeaderError, PendingFullError, UnknownOutcomeError
@@ -20,9 +19,6 @@ from dledger.group_api import BrokerGroup, Proposed
 
 MAX_WAITING: Final = 10_000
 """Requests of a service that wait for the entry before theirs; more are refused as busy."""
-
-
-_OUT_OF_SIGHT: Final = "leadership ended before it was applied"
 
 
 class Request(Protocol):
@@ -36,21 +32,6 @@ RequestT = TypeVar("RequestT", bound=Request)
 DecisionT = TypeVar("DecisionT")
 
 
-class Fate(Enum):
-    """What is known of an entry once its proposal is answered."""
-
-    APPLIED = auto()
-    """It is stored and applied here."""
-    STORED = auto()
-    """It is stored, and will be applied here in this term."""
-    OUT_OF_SIGHT = auto()
-    """It is stored, and this node has stopped to lead before it was applied."""
-    UNKNOWN = auto()
-    """It may still be stored."""
-    NOT_STORED = auto()
-    """It never will be stored."""
-
-
 @dataclass(slots=True, eq=False)
 class EntryUnderWay(Generic[RequestT, DecisionT]):
     """The change under way.
@@ -58,7 +39,6 @@ class EntryUnderWay(Generic[RequestT, DecisionT]):
     Attributes:
         asked: The requests that it answers.
         newest_before: Index of the newest change of this service that was applied before it.
-        proposed: The answer; None before there is one.
         is_uncertain: Whether it may be stored or not. It has arrived, or another one has, when a
             change behind *newest_before* is applied.
     """
@@ -66,31 +46,7 @@ class EntryUnderWay(Generic[RequestT, DecisionT]):
     asked: list[RequestT]
     decision: DecisionT
     newest_before: int
-    proposed: Proposed | None = None
     is_uncertain: bool = False
-
-    @property
-    def waits_for_apply(self) -> bool:
-        """Whether it is stored and no more is missing than its apply."""
-        return self.proposed is not None and self.proposed.outcome == "stored"
-
-    def answered(self, proposed: Proposed, applied_index: int, *, is_current: bool) -> Fate:
-        """Take the answer in."""
-        self.proposed = proposed
-        if proposed.outcome == "unknown":
-            self.is_uncertain = is_current
-            return Fate.UNKNOWN
-        if proposed.outcome != "stored":
-            return Fate.NOT_STORED
-        if proposed.index <= applied_index:
-            return Fate.APPLIED
-        return Fate.STORED if is_current else Fate.OUT_OF_SIGHT
-
-    def has_arrived(self, applied_index: int, newest: int) -> bool:
-        """Tell whether it need not be waited for any more."""
-        if self.proposed is not None and self.waits_for_apply:
-            return self.proposed.index <= applied_index
-        return self.is_uncertain and newest > self.newest_before
 
 
 class OneEntryAtATime(ABC, Generic[RequestT, DecisionT]):
@@ -110,8 +66,10 @@ class OneEntryAtATime(ABC, Generic[RequestT, DecisionT]):
         """Decide what waits, if no entry is under way."""
 
     @abstractmethod
-    def _arrived(self, entry: EntryUnderWay[RequestT, DecisionT]) -> None:
-        """What was under way is applied."""
+    def _arrived(
+        self, entry: EntryUnderWay[RequestT, DecisionT], proposed: Proposed | None
+    ) -> None:
+        """What was under way is applied; None: its requests were answered as unknown before."""
 
     @abstractmethod
     def _answer(self, asked: list[RequestT], proposed: Proposed) -> None:
@@ -130,9 +88,7 @@ class OneEntryAtATime(ABC, Generic[RequestT, DecisionT]):
         return leadership is not None
 
     def _end(self) -> None:
-        entry, self._entry = self._entry, None
-        if entry is not None and entry.waits_for_apply:
-            self._fail(entry.asked, UnknownOutcomeError(_OUT_OF_SIGHT))
+        self._entry = None
         waiting, self._waiting = self._waiting, deque()
         self._fail(waiting, self._not_leader())
 
@@ -154,29 +110,26 @@ class OneEntryAtATime(ABC, Generic[RequestT, DecisionT]):
         self._work()
 
     def _see_applied(self, newest: int) -> None:
-        """See whether what is under way has arrived; *newest*: index of the newest change."""
+        """See whether what is uncertain has arrived; *newest*: index of the newest change."""
         entry = self._entry
-        if entry is not None and entry.has_arrived(self._group.state.applied_index, newest):
-            self._arrived(entry)
+        if entry is not None and entry.is_uncertain and newest > entry.newest_before:
+            self._arrived(entry, None)
 
     def _answered(self, entry: EntryUnderWay[RequestT, DecisionT], proposed: Proposed) -> None:
         is_mine = self._entry is entry and self._leads() and self._entry is entry
-        match entry.answered(proposed, self._group.state.applied_index, is_current=is_mine):
-            case Fate.APPLIED if is_mine:
-                self._arrived(entry)
+        match proposed.outcome:
+            case "stored" if is_mine:
+                self._arrived(entry, proposed)
                 self._group.kick()
-            case Fate.APPLIED:
+            case "stored":
                 self._answer(entry.asked, proposed)
-            case Fate.STORED:
-                pass  # `_see_applied` goes on
-            case Fate.OUT_OF_SIGHT:
-                self._fail(entry.asked, UnknownOutcomeError(_OUT_OF_SIGHT))
-            case Fate.UNKNOWN:
+            case "unknown":
+                entry.is_uncertain = is_mine
                 self._fail(entry.asked, UnknownOutcomeError("the change may still be stored"))
                 if is_mine:
                     waiting, self._waiting = self._waiting, deque()
                     self._fail(waiting, PendingFullError("an earlier change got no majority"))
-            case Fate.NOT_STORED:
+            case _:
                 if is_mine:
                     self._entry = None
                 self._not_stored(entry, proposed.error or self._not_leader())

@@ -204,7 +204,7 @@ class TransactionDecisions:
         self._topics = topics
         self._in_flight: dict[int, _InFlight] = {}
         self._answered: set[int] = set()
-        """Answered and perhaps not applied: with ``ASYNC_MASTER``, or of unknown outcome."""
+        """Of unknown outcome."""
         self._term = 0
         group.on_applied.append(self._on_applied)
 
@@ -266,8 +266,7 @@ class TransactionDecisions:
 
     def _done(self, half_offset: int, mine: _InFlight, proposed: Proposed) -> None:
         if self._in_flight.get(half_offset) is mine:
-            is_late = proposed.index > self._group.state.applied_index
-            if proposed.outcome == "unknown" or (proposed.outcome == "stored" and is_late):
+            if proposed.outcome == "unknown":
                 mine.answered = proposed
                 self._answered.add(half_offset)
             else:

@@ -322,11 +322,12 @@ class LeaderLoop:
             self._open, self._open_term = 0, term
         self._open += 1
         try:
-            proposed = await self._group.submit(batch)
+            await self._group.submit(batch)
         except UnknownOutcomeError as error:
             # It is in the log of this term: either it is applied, or this leadership ends.
             logger.info("service_entry_unknown", service=self.name, reason=str(error))
-            index = None
+            while self.leads(term) and not is_applied():
+                await self._applied.wait()
         except NOT_STORED as error:
             self._open -= 1
             if not self.leads(term):
@@ -336,18 +337,10 @@ class LeaderLoop:
         except LocalProtocolError:
             self._open -= 1
             raise
-        else:
-            index = proposed.index
-        # With ASYNC_MASTER the answer comes before the apply.
-        while self.leads(term) and not self._is_done(index, is_applied):
-            await self._applied.wait()
         if not self.leads(term):
             return Fate.LEADERSHIP_OVER
         self._open -= 1
         return Fate.APPLIED
-
-    def _is_done(self, index: int | None, is_applied: Callable[[], bool]) -> bool:
-        return is_applied() if index is None else self._group.state.applied_index >= index
 
     async def settle(self, term: int) -> None:
         """Wait until every entry is decided whose wait was broken off in this leadership.
@@ -359,11 +352,9 @@ class LeaderLoop:
             return
         while self._open and self.leads(term):
             try:
-                proposed = await self._group.submit(state_batch(TimersChange()))
+                await self._group.submit(state_batch(TimersChange()))
             except (UnknownOutcomeError, *NOT_STORED) as error:
                 logger.warning("service_waits", service=self.name, reason=str(error))
                 await self._clock.sleep(RETRY_S)
                 continue
-            while self.leads(term) and self._group.state.applied_index < proposed.index:
-                await self._applied.wait()
             self._open = 0

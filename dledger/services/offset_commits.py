@@ -8,7 +8,6 @@ what a read answers, is stored.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from itertools import islice
 
 import structlog
@@ -40,13 +39,6 @@ flush is made at once."""
 logger = structlog.get_logger(__name__)
 
 
-@dataclass(slots=True, eq=False)
-class _InFlight:
-    offset: int
-    # Set when the answer came before the apply, as it does with ASYNC_MASTER.
-    until_index: int | None = None
-
-
 class OffsetCommits:
     """Offsets this leader has accepted and not yet seen applied.
 
@@ -73,7 +65,7 @@ class OffsetCommits:
         )
         """Whether a topic is there, and its removal is not in flight."""
         self._dirty: dict[OffsetSlot, int] = {}
-        self._in_flight: dict[OffsetSlot, _InFlight] = {}
+        self._in_flight: dict[OffsetSlot, ConsumerOffset] = {}
         self._term = 0
 
     def offset(self, group: str, topic: str, queue_id: int) -> int | None:
@@ -85,21 +77,8 @@ class OffsetCommits:
                 return dirty
             in_flight = self._in_flight.get(slot)
             if in_flight is not None:
-                if in_flight.until_index is None or (
-                    in_flight.until_index > self._group.state.applied_index
-                ):
-                    return in_flight.offset
-                del self._in_flight[slot]
+                return in_flight[-1]
         return self._group.state.consumer_offset(group, topic, queue_id)
-
-    def stored(self, slot: OffsetSlot) -> int | None:
-        """Return the newest offset that is stored; None without any."""
-        in_flight = self._in_flight.get(slot) if self._leads() else None
-        if in_flight is not None and (
-            (in_flight.until_index or 0) > self._group.state.applied_index
-        ):
-            return in_flight.offset
-        return self._group.state.consumer_offset(*slot)
 
     def store_first(self, slots: Iterable[OffsetSlot], then: Callable[[], None]) -> None:
         """Call *then* when what was taken of these queues is stored, or cannot be stored now."""
@@ -136,8 +115,7 @@ class OffsetCommits:
 
     def is_on_its_way(self, slot: OffsetSlot) -> bool:
         """Return whether an offset of that queue is proposed and not applied."""
-        self.offset(*slot)  # forgets one that is applied
-        return slot in self._in_flight
+        return self._leads() and slot in self._in_flight
 
     def waits(self, slot: OffsetSlot) -> bool:
         """Return whether an offset of that queue is taken and not proposed yet."""
@@ -293,27 +271,18 @@ class OffsetCommits:
     def _propose(
         self, items: Iterable[tuple[OffsetSlot, int]], on_done: Callable[[Proposed], None] | None
     ) -> None:
-        mine = {slot: _InFlight(offset) for slot, offset in items}
-        offsets: tuple[ConsumerOffset, ...] = tuple(
-            (*slot, item.offset) for slot, item in mine.items()
-        )
+        mine: dict[OffsetSlot, ConsumerOffset] = {slot: (*slot, offset) for slot, offset in items}
 
         def done(proposed: Proposed) -> None:
-            early = proposed.outcome == "stored" and (
-                proposed.index > self._group.state.applied_index
-            )
             for slot, item in mine.items():
                 if self._in_flight.get(slot) is item:
-                    if early:
-                        item.until_index = proposed.index
-                    else:
-                        del self._in_flight[slot]
+                    del self._in_flight[slot]
             if on_done is not None:
                 on_done(proposed)
 
         self._group.propose(
-            state_batch(ConsumerOffsetsChange.of(offsets)),
+            state_batch(ConsumerOffsetsChange.of(mine.values())),
             done,
-            commits=[OffsetCommit(*offset) for offset in offsets],
+            commits=[OffsetCommit(*offset) for offset in mine.values()],
         )
         self._in_flight.update(mine)

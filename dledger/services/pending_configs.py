@@ -49,17 +49,15 @@ class _Pending(Generic[ConfigT]):
     """None: the name is removed."""
     term: int
     until_index: int | None = None
-    """It is decided when this entry is applied; None: there is no answer yet."""
-    outcome_unknown: bool = False
+    """Its outcome is unknown until this entry is applied; None: there is no answer yet."""
 
 
 class PendingConfigs(Generic[ConfigT]):
     """Changes that were proposed and are not applied yet; the newest of a name wins.
 
     Every `put` or `delete` returns what to call when the proposal is answered, however it ends. A
-    change may outlive its answer: with ``ASYNC_MASTER``, or when its outcome is unknown, it may
-    still be applied as long as this leadership lasts. One that is not stored leaves those before
-    it.
+    change outlives its answer when its outcome is unknown: it may still be applied as long as this
+    leadership lasts. One that is not stored leaves those before it.
     """
 
     def __init__(
@@ -116,10 +114,9 @@ class PendingConfigs(Generic[ConfigT]):
     def _is_over(self, pending: _Pending[ConfigT]) -> bool:
         if pending.until_index is None:
             return False
-        if pending.outcome_unknown:
-            leadership = self._group.leadership
-            if leadership is None or leadership.term != pending.term:
-                return True
+        leadership = self._group.leadership
+        if leadership is None or leadership.term != pending.term:
+            return True
         return pending.until_index <= self._group.state.applied_index
 
     def _note(self, name: str, config: ConfigT | None) -> OnDone:
@@ -129,13 +126,10 @@ class PendingConfigs(Generic[ConfigT]):
         self._pending.setdefault(name, deque()).append(mine)
 
         def answered(proposed: Proposed) -> None:
-            if proposed.outcome == "stored":
-                mine.until_index = proposed.index
-            elif proposed.outcome == "unknown":
+            if proposed.outcome == "unknown":
                 # It is in the log of this term, which names no place of it, and is not applied.
                 last_index = self._group.log.last_index
                 mine.until_index = max(last_index, self._group.state.applied_index + 1)
-                mine.outcome_unknown = True
             else:
                 self._pending[name].remove(mine)
             self._changes(name)

@@ -377,10 +377,12 @@ class PopGrants(OneEntryAtATime[PopAsk, PopDecision]):
         pairs = {(group, topic) for group, topic, _ in entry.decision.planned}
         self._look_again(pairs, self._group.store_time_ms)
 
-    def _arrived(self, entry: EntryUnderWay[PopAsk, PopDecision]) -> None:
+    def _arrived(
+        self, entry: EntryUnderWay[PopAsk, PopDecision], proposed: Proposed | None
+    ) -> None:
         self._entry = None
-        if entry.proposed is not None and entry.waits_for_apply:
-            self._answer(entry.asked, entry.proposed)
+        if proposed is not None:
+            self._answer(entry.asked, proposed)
         for pair in {(group, topic) for group, topic, _ in entry.decision.planned}:
             self._wake(pair)
             self._note_due(pair)

@@ -381,12 +381,11 @@ class QueueLocks(OneEntryAtATime[_Waiting, Decision]):
             return
         self._entry = entry
 
-    def _arrived(self, entry: EntryUnderWay[_Waiting, Decision]) -> None:
+    def _arrived(self, entry: EntryUnderWay[_Waiting, Decision], proposed: Proposed | None) -> None:
         self._entry = None
         self._leases.end(entry.decision.releases)
         self._leases.renew(entry.decision.granted)
-        # An entry of unknown outcome was answered when that was known.
-        if entry.waits_for_apply:
+        if proposed is not None:
             self._tell_held(entry.asked)
         self._work()
 

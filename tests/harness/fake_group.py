@@ -63,6 +63,7 @@ class Term:
 class _Waiting:
     batch: RecordBatch
     on_done: OnDone
+    is_applied: bool = True
     commits: Sequence[OffsetCommit] = ()
 
     @property
@@ -120,7 +121,7 @@ class FakeGroup:
         self.turns = Turns(self.kick)
         self.refuse: MQError | None = None
         self.commit_latency_s = 0.001
-        # As with ASYNC_MASTER: answers come when appended, applying is left to the test.
+        # As with ASYNC_MASTER: answers that need no apply come when appended.
         self.answers_early = False
         # No majority answers: what is appended stays unapplied until the test lets it apply.
         self.stalled = False
@@ -166,7 +167,7 @@ class FakeGroup:
         size = len(memoryview(batch.records)) + SIZE_FIELD_BYTES * len(batch.sizes)
         if size + ENTRY_HEADER_BYTES > self.log.max_entry_bytes:
             raise LocalProtocolError(f"a batch of {size} bytes fits no entry")
-        self._waiting.append(_Waiting(batch, on_done, commits))
+        self._waiting.append(_Waiting(batch, on_done, is_applied, commits))
 
     def report_damage(self, position: int, size: int) -> None:
         self.damage_reports.append((position, size))
@@ -199,7 +200,7 @@ class FakeGroup:
         self.propose(batch, on_done)
         await trio.sleep(self.commit_latency_s)
         self.append()
-        if not self.answers_early and not self.stalled:
+        if not self.stalled:
             self.apply()
         await done.wait()
         if results[0].outcome == "unknown":
@@ -245,7 +246,7 @@ class FakeGroup:
         )
         header = self.log.append(frame)
         self._commits.keep(header.index, [commit for item in waiting for commit in item.commits])
-        entry = _Appended(header.index)
+        entry, early = _Appended(header.index), list[tuple[OnDone, Proposed]]()
         at = header.position + header.body_start
         run_number = 0
         for item in waiting:
@@ -258,14 +259,13 @@ class FakeGroup:
                 header.index,
                 self.term,
             )
-            entry.proposals.append((item.on_done, proposed))
+            waits = item.is_applied or not self.answers_early
+            (entry.proposals if waits else early).append((item.on_done, proposed))
             run_number += count
             at += int(item.batch.sizes.sum())
-        if self.answers_early:
-            for on_done, proposed in entry.proposals:
-                on_done(proposed)
-        else:
-            self._appended.append(entry)
+        self._appended.append(entry)
+        for on_done, proposed in early:
+            on_done(proposed)
         self.append()
 
     def apply(self) -> None:

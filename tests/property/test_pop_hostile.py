@@ -230,7 +230,6 @@ class Hostile:
             (self.group.append, 5),
             (self.refuse, 2),
             (self.hold_barriers, 2),
-            (self.answer_early, 1),
             (self.close_one, 1),
             (self.unknown, 1),
             (self.not_stored, 1),
@@ -382,10 +381,6 @@ class Hostile:
         if self.group.barriers_pass:
             self.group.pass_barriers()
 
-    def answer_early(self) -> None:
-        self.group.settle()
-        self.group.answers_early = not self.group.answers_early
-
     def close_one(self) -> None:
         connection = self.connections.pop(0)
         self.closed.append(connection)
@@ -415,7 +410,6 @@ class Hostile:
     async def quiet(self, seconds: float) -> None:
         """Let nothing fail for a time: what can be handed out is, where a request waits."""
         self.group.refuse, self.group.barriers_pass = None, True
-        self.group.answers_early = False
         self.group.pass_barriers()
         if self.group.leadership is None:
             self.lead()

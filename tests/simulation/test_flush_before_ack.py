@@ -90,10 +90,10 @@ def gate(groups: Groups, name: str) -> GatedExecutor:
     return executor
 
 
-def propose(replica: Replica, body: bytes) -> list[Proposed]:
+def propose(replica: Replica, body: bytes, *, is_applied: bool = True) -> list[Proposed]:
     """Propose and return the list that the answer will be in."""
     answers: list[Proposed] = []
-    replica.group.propose(batch(body), answers.append)
+    replica.group.propose(batch(body), answers.append, is_applied=is_applied)
     replica.group.kick()
     return answers
 
@@ -232,20 +232,24 @@ async def test_async_master_acks_after_its_own_flush(
         visible = leader.group.state.max_offset("T", 0)
         for name in groups.names:
             gate(groups, name).close_gate()
-        answers = propose(leader, b"x")
+        change = propose(leader, b"what is read when it is answered")
+        await trio.sleep(0.2)
+        answers = propose(leader, b"x", is_applied=False)
         await trio.sleep(0.2)
         assert answers == []
         gate(groups, leader.name).open.set()
         await trio.sleep(0.2)
         assert outcomes(answers) == ["stored"]
-        assert answers[0].first_offsets == (visible,)
+        assert change == [], "it waits for a majority in any role"
+        assert answers[0].first_offsets == (visible + 1,)
         assert answers[0].index > leader.group.state.applied_index
         assert leader.group.state.max_offset("T", 0) == visible
         for other in groups.others(leader.name):
             gate(groups, other).open.set()
         with trio.fail_after(1):
-            while leader.group.state.max_offset("T", 0) == visible:
+            while not change:
                 await trio.sleep(0.01)
+        assert leader.group.state.max_offset("T", 0) > visible
 
 
 async def test_async_master_may_lose_its_tail_and_logs_agree(
@@ -254,7 +258,9 @@ async def test_async_master_may_lose_its_tail_and_logs_agree(
     async with gated_groups(tmp_path, sync_replication=False) as (groups, leader):
         visible = leader.group.state.max_offset("T", 0)
         await groups.isolate(leader.name)
-        assert (await leader.group.submit(batch(b"the tail"))).first_offsets == (visible,)
+        answers = propose(leader, b"the tail", is_applied=False)
+        await trio.sleep(0.2)
+        assert [answer.first_offsets for answer in answers] == [(visible,)]
         new = await groups.leader(among=groups.others(leader.name))
         assert (await new.group.submit(batch(b"in its place"))).first_offsets == (visible,)
         groups.heal()

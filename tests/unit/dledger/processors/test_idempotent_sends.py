@@ -68,7 +68,7 @@ class Sender:
             stamp, record, (), [lambda placed: self.reported.update({name: placed})]
         )
         batch = behind_heads([noted], RecordBatch.joined([record], [Run("T", 0, 1)]))
-        self.group.propose(batch, partial(self.sends.answered, flight))
+        self.group.propose(batch, partial(self.sends.answered, flight), is_applied=False)
         self.sends.add(flight)
 
 
@@ -113,7 +113,6 @@ def test_sends_of_an_epoch_that_is_over_are_forgotten(sender: Sender) -> None:
     sender.group.answers_early = True
     sender.propose(sender.stamp(7), "seventh")
     sender.group.append()
-    sender.group.answers_early = False
     sender.epoch = sender.open()
     assert sender.sends.judge(sender.stamp(0)) is None
     assert len(sender.sends) == 0
@@ -487,16 +486,6 @@ def test_questions_on_the_way_share_one_proposal(broker: Broker) -> None:
     assert broker.group.waiting == 1
     broker.group.settle()
     assert epoch_of(one.reply_) == epoch_of(other.reply_) == 1
-
-
-def test_early_answers_confirm_a_session_when_applied(broker: Broker) -> None:
-    broker.group.answers_early = True
-    connection = FakeConnection()
-    assert broker.handle(request(OPEN, {"producerId": NEW_ID}), connection) is DEFERRED
-    broker.group.append()
-    assert connection.replies == []
-    broker.group.apply()
-    assert epoch_of(connection.reply_) == 1
 
 
 def test_what_is_no_id_is_refused(broker: Broker) -> None:

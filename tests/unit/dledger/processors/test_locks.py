@@ -88,16 +88,6 @@ def test_old_clients_get_no_tokens(locking: Broker) -> None:
     assert lock(locking, "a", 0).ext == {}
 
 
-def test_an_early_answer_of_the_group_waits_for_the_apply(locking: Broker) -> None:
-    locking.group.answers_early = True
-    connection = FakeConnection()
-    locking.handle(command(RequestCode.LOCK_BATCH_MQ, "a", 0), connection)
-    locking.group.append()
-    assert connection.replies == []
-    locking.group.apply()
-    assert granted(connection.reply_) == [0]
-
-
 def test_groups_lock_for_themselves(locking: Broker) -> None:
     lock(locking, "a", 0)
     body = LockBatchRequestBody("other", "b", mq_set=[MessageQueue("T", BROKER, 0)])

@@ -248,20 +248,6 @@ def test_decision_without_a_majority_is_unknown(broker: Broker) -> None:
     assert broker.group.state.max_offset("T", 2) == 1
 
 
-def test_answers_may_come_before_the_apply(broker: Broker) -> None:
-    broker.make_topic()
-    half = begin(broker)
-    broker.group.answers_early = True
-    first = ask(broker, half, COMMIT)
-    broker.group.append()
-    assert first.reply_.code == 0
-    assert ask(broker, half, COMMIT).reply_.code == 0
-    assert ask(broker, half, ROLLBACK).reply_.ext["decision"] == "commit"
-    broker.group.apply()
-    assert len(broker.processors.transactions) == 0
-    assert broker.group.state.max_offset("T", 2) == 1
-
-
 @pytest.mark.parametrize(
     ("changes", "remark"),
     [

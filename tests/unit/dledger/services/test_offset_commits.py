@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
-import pytest
 import trio
 
 from dledger.commitlog.errors import DiskFullError
@@ -59,26 +58,8 @@ def test_too_many_dirty_offsets_are_flushed_at_once(group: FakeGroup, monkeypatc
     assert group.waiting == 1
 
 
-def test_an_offset_answered_early_is_seen_until_it_is_applied(group: FakeGroup) -> None:
-    group.answers_early = True
-    offsets = OffsetCommits(group, group.clock)
-    answers: list[Proposed] = []
-    offsets.commit_now([(("g", "TBW102", 0), 8)], answers.append)
-    group.append()
-    assert answers[0].outcome == "stored"
-    assert group.state.consumer_offset("g", "TBW102", 0) is None
-    assert offsets.offset("g", "TBW102", 0) == 8
-    group.apply()
-    assert offsets.offset("g", "TBW102", 0) == 8
-    assert group.state.consumer_offset("g", "TBW102", 0) == 8
-
-
-@pytest.mark.parametrize("answers_early", [False, True])
-def test_a_read_finds_the_newest_offset_whatever_is_answered(
-    group: FakeGroup, answers_early: bool
-) -> None:
+def test_a_read_finds_the_newest_offset_whatever_is_answered(group: FakeGroup) -> None:
     """Commits of a few queues wait, are in flight or are applied, in any order of steps."""
-    group.answers_early = answers_early
     offsets = OffsetCommits(group, group.clock)
     rng = random.Random(905)
     newest: dict[int, int] = {}

@@ -40,26 +40,14 @@ def test_the_newest_change_in_flight_wins(
     assert len(pending) == 0
 
 
-def test_a_change_answered_before_its_apply_counts_until_then(
-    group: FakeGroup, pending: PendingConfigs[TopicConfig]
-) -> None:
-    apply(group, TopicsChange(put=(OLD,)))
-    pending.delete("T")(Proposed("stored", index=2))
-    assert pending.removes("T")
-    assert pending.resolve("T") is None
-    apply(group, TopicsChange(delete=("T",)))
-    assert not pending.removes("T")
-    assert len(pending) == 0
-
-
 def test_what_is_applied_is_in_flight_no_more(
     group: FakeGroup, pending: PendingConfigs[TopicConfig]
 ) -> None:
     """The limit of a table counts it: a name that is never asked about again must not stay."""
-    pending.put("T", OLD)(Proposed("stored", index=1))
-    pending.put("U", TopicConfig("U", 1, 1))(Proposed("stored", index=9))
+    first, _ = pending.put("T", OLD), pending.put("U", TopicConfig("U", 1, 1))
     assert len(pending) == 2
     apply(group, TopicsChange(put=(OLD,)))
+    first(Proposed("stored", index=1))
     assert len(pending) == 1
     assert pending.resolve("U") == TopicConfig("U", 1, 1)
 
@@ -79,11 +67,12 @@ def test_removal_counts_until_applied_though_made_again(
 ) -> None:
     apply(group, TopicsChange(put=(OLD,)))
     removed, made = pending.delete("T"), pending.put("T", OLD)
-    made(Proposed("stored", index=3))
     assert (pending.removes("T"), pending.resolve("T")) == (True, OLD)
-    removed(Proposed("stored", index=2))
     apply(group, TopicsChange(delete=("T",)))
+    removed(Proposed("stored", index=2))
     assert (pending.removes("T"), len(pending)) == (False, 1)
+    made(Proposed("stored", index=3))
+    assert len(pending) == 0
 
 
 def test_change_that_is_not_stored_forgets_none_before_it(

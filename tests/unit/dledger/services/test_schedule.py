@@ -282,25 +282,6 @@ async def test_progress_that_contradicts_the_service_stops_the_node(world: World
             nursery.start_soon(interfere)
 
 
-async def test_with_early_answers_the_next_entry_waits_for_the_apply(
-    world: World, nursery: trio.Nursery
-) -> None:
-    world.delay(1, b"a")
-    world.group.answers_early = True
-    nursery.start_soon(world.serve)
-    await trio.sleep(1.5)
-    assert world.group.log.last_index == world.group.state.applied_index + 1
-    await trio.sleep(5)
-    assert world.group.log.last_index == world.group.state.applied_index + 1
-    world.group.apply()
-    assert world.bodies() == [b"a"]
-    world.delay(1, b"b")
-    world.group.apply()
-    await trio.sleep(1.1)
-    world.group.apply()
-    assert world.bodies() == [b"a", b"b"]
-
-
 async def test_a_level_that_is_configured_no_more_is_delivered_still(
     world: World, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
