@@ -135,8 +135,8 @@ class TimerRecalls:
         return record if record.topic == TIMER_TOPIC else None
 
     def decided(self, message: ScheduledMessage, proposed: Proposed) -> None:
-        """Give the claims back if the recall certainly is not stored."""
-        if proposed.outcome == "not_stored":
+        """Give the claims back, unless the recall may still be stored."""
+        if proposed.outcome != "unknown":
             self._claims.give_back(message.offsets)
 
 

@@ -285,10 +285,6 @@ def rolled_message(scheduled: StoredRecord) -> Delivery:
 # ---------------------------------------------------------------------------------- decided once
 
 
-LOOKED_THROUGH_AT: Final = 8192
-"""Claims from which those that are decided are looked for and dropped."""
-
-
 class TimerClaims:
     """Offsets of the timer queue with a decision on its way, of the present term."""
 
@@ -296,7 +292,6 @@ class TimerClaims:
         self._group = group
         self._term = -1
         self._claimed: set[int] = set()
-        self._look_at = LOOKED_THROUGH_AT
 
     def __len__(self) -> int:
         return len(self._claimed)
@@ -309,10 +304,6 @@ class TimerClaims:
         self._of_this_term()
         if offset in self._claimed or offset not in self._group.state.timers:
             return False
-        if len(self._claimed) >= self._look_at:
-            timers = self._group.state.timers
-            self._claimed = {claimed for claimed in self._claimed if claimed in timers}
-            self._look_at = max(LOOKED_THROUGH_AT, 2 * len(self._claimed))
         self._claimed.add(offset)
         return True
 
@@ -322,7 +313,7 @@ class TimerClaims:
         return offset in self._claimed
 
     def give_back(self, offsets: Iterable[int]) -> None:
-        """The decision about *offsets* certainly is not stored, or is applied."""
+        """The decision about *offsets* is applied, or certainly never will be."""
         self._claimed.difference_update(offsets)
 
     def _of_this_term(self) -> None:

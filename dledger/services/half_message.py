@@ -14,7 +14,6 @@ and 3.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -37,10 +36,9 @@ from dledger.commitlog.properties import (
     with_properties,
 )
 from dledger.commitlog.record import SYS_FLAG_COMMIT, SYS_FLAG_TRANSACTION_MASK
-from dledger.group_api import BrokerGroup, OnDone, Proposed, QueueTouched
+from dledger.group_api import BrokerGroup, OnDone, Proposed
 from dledger.remoting.protocol.topic_names import (
     HALF_TOPIC,
-    STATE_TOPIC,
     TRANS_CHECK_MAX_TIME_TOPIC,
 )
 from dledger.services.delayed_message import (
@@ -203,10 +201,7 @@ class TransactionDecisions:
         self._group = group
         self._topics = topics
         self._in_flight: dict[int, _InFlight] = {}
-        self._answered: set[int] = set()
-        """Of unknown outcome."""
         self._term = 0
-        group.on_applied.append(self._on_applied)
 
     def __len__(self) -> int:
         return len(self._in_flight)
@@ -268,7 +263,6 @@ class TransactionDecisions:
         if self._in_flight.get(half_offset) is mine:
             if proposed.outcome == "unknown":
                 mine.answered = proposed
-                self._answered.add(half_offset)
             else:
                 del self._in_flight[half_offset]
         if proposed.outcome == "stored":
@@ -283,12 +277,11 @@ class TransactionDecisions:
             # All that an earlier leadership has left is applied by now, or lost.
             self._term = 0 if leadership is None else leadership.term
             self._in_flight.clear()
-            self._answered.clear()
-        return self._in_flight.get(half_offset)
-
-    def _on_applied(self, touched: Sequence[QueueTouched]) -> None:
-        if self._answered and any(topic == STATE_TOPIC for topic, _, _ in touched):
-            still_open = self._group.state.transactions.open
-            for half_offset in [each for each in self._answered if each not in still_open]:
-                self._answered.discard(half_offset)
-                self._in_flight.pop(half_offset, None)
+        pending = self._in_flight.get(half_offset)
+        if pending is None or pending.answered is None:
+            return pending
+        # Of unknown outcome: it has arrived when the half message is open no more.
+        if half_offset in self._group.state.transactions.open:
+            return pending
+        del self._in_flight[half_offset]
+        return None

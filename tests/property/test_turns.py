@@ -118,12 +118,12 @@ def damaged(crowd: Callable[[Leader], Due], leader: Leader) -> Due:
 
 def of_ending_topic(crowd: Callable[[Leader], Due], leader: Leader) -> Due:
     for service in leader.services:
-        leader.patch.setattr(service, "_is_deleting", lambda _: True, raising=False)
+        leader.patch.setattr(service, "is_deleting", lambda _: True, raising=False)
     return crowd(leader)._replace(expected=0, within_s=35.0)
 
 
 def rolled(leader: Leader) -> Due:
-    leader.patch.setattr(leader.services[1], "_roll_window_ms", 1000)
+    leader.patch.setattr(leader.services[1], "roll_window_ms", 1000)
     sent("TIMER_DELAY_MS\x0180000000\x02", leader)
     return Due(leader.end_of(TIMER_TOPIC), expected=2 * leader.crowd, within_s=100.0)
 
