@@ -7,7 +7,8 @@ own progress, and waits until that is applied. This module has the rules about w
   Where no other member exists, it is set aside when the damage has lasted.
 - Nothing can be made of the message: it is set aside.
 - The entry is certainly not stored: the service pauses and reads again.
-- The outcome is unknown: the service waits until the entry is applied or the leadership is over.
+- The outcome is unknown: the service waits until an entry behind it is applied, and so it is, or
+  the leadership is over.
 
 *Set aside* is: a dead letter with the reason takes the message's place in the entry, together with
 the progress, so that it happens once. Where the stored bytes are damaged for good there is nothing
@@ -24,7 +25,6 @@ from enum import Enum, auto
 from typing import Final
 
 import structlog
-import trio
 
 from dledger.broker_errors import (
     NotLeaderError,
@@ -52,7 +52,7 @@ from dledger.commitlog.properties import (
     with_properties,
 )
 from dledger.commitlog.record import SYS_FLAG_TRANSACTION_MASK, encode_record
-from dledger.group_api import STOPS_NODE, BrokerGroup, QueueTouched
+from dledger.group_api import STOPS_NODE, AppliedListener, BrokerGroup
 from dledger.remoting.protocol.topic_names import SET_ASIDE_TOPIC
 from dledger.remoting.seams import Clock
 from dledger.services.delayed_message import Delivery, delivery_batch
@@ -166,27 +166,18 @@ class LeaderLoop:
     is_deleting: Callable[[str], bool] = lambda _topic: False
 
     def __post_init__(self) -> None:
-        self._applied = trio.Event()
         self._damaged: dict[int, float] = {}
         self._open = 0
         self._open_term = 0
 
     @contextmanager
-    def listening(
-        self, listener: Callable[[Sequence[QueueTouched]], None] = lambda _touched: None
-    ) -> Iterator[None]:
+    def listening(self, listener: AppliedListener) -> Iterator[None]:
         """Hear of applied entries inside; *listener* is called after each."""
-
-        def on_applied(touched: Sequence[QueueTouched]) -> None:
-            self._applied.set()
-            self._applied = trio.Event()
-            listener(touched)
-
-        self._group.on_applied.append(on_applied)
+        self._group.on_applied.append(listener)
         try:
             yield
         finally:
-            self._group.on_applied.remove(on_applied)
+            self._group.on_applied.remove(listener)
 
     def leads(self, term: int) -> bool:
         """Whether the leadership of *term* goes on."""
@@ -260,32 +251,21 @@ class LeaderLoop:
     # -- one entry -------------------------------------------------------------------------
 
     async def store_deliveries(
-        self,
-        deliveries: Sequence[Delivery],
-        change: StateChange,
-        *,
-        is_applied: Callable[[], bool],
-        term: int,
+        self, deliveries: Sequence[Delivery], change: StateChange, *, term: int
     ) -> Fate:
         """Store *deliveries*, dead letters among them, and the progress *change* in one entry.
 
-        Args:
-            is_applied: Whether the applied state has that progress.
-        Raises:
-            InvariantBroken: The applied state contradicts itself.
         Cancellation: The entry may still be stored; `settle` before the next one is built.
         """
         if any(item.reason for item in deliveries) and self.is_deleting(SET_ASIDE_TOPIC):
             return Fate.NOT_STORED
         try:
-            batch = self._with_topic(deliveries, change)
-            fate = await self.store(batch, is_applied=is_applied, term=term)
+            fate = await self.store(self._with_topic(deliveries, change), term=term)
         except LocalProtocolError as error:
             # Together they take half an entry at most: it is one message, larger than an entry
             # may be by now.
             deliveries = [self._note(item.position, str(error)) for item in deliveries]
-            batch = self._with_topic(deliveries, change)
-            fate = await self.store(batch, is_applied=is_applied, term=term)
+            fate = await self.store(self._with_topic(deliveries, change), term=term)
         if fate is Fate.APPLIED:
             for item in deliveries:
                 if item.reason:
@@ -311,7 +291,7 @@ class LeaderLoop:
             topic=SET_ASIDE_RUN.topic,
         )
 
-    async def store(self, batch: RecordBatch, *, is_applied: Callable[[], bool], term: int) -> Fate:
+    async def store(self, batch: RecordBatch, *, term: int) -> Fate:
         """Propose *batch*, once, and return when it is known what became of it.
 
         Raises:
@@ -326,8 +306,7 @@ class LeaderLoop:
         except UnknownOutcomeError as error:
             # It is in the log of this term: either it is applied, or this leadership ends.
             logger.info("service_entry_unknown", service=self.name, reason=str(error))
-            while self.leads(term) and not is_applied():
-                await self._applied.wait()
+            await self._pass_open(term)
         except NOT_STORED as error:
             self._open -= 1
             if not self.leads(term):
@@ -343,18 +322,22 @@ class LeaderLoop:
         return Fate.APPLIED
 
     async def settle(self, term: int) -> None:
-        """Wait until every entry is decided whose wait was broken off in this leadership.
+        """Wait until every entry is decided whose wait was broken off in this leadership."""
+        if term == self._open_term and self._open:
+            await self._pass_open(term)
+            self._open = 0
+
+    async def _pass_open(self, term: int) -> None:
+        """Wait until whatever was proposed before is decided, or the leadership of *term* is over.
 
         Entries are applied in the order of their proposals: when one that changes nothing is
         applied, whatever was proposed before it is applied, or never will be.
         """
-        if term != self._open_term:
-            return
-        while self._open and self.leads(term):
+        while self.leads(term):
             try:
                 await self._group.submit(state_batch(TimersChange()))
             except (UnknownOutcomeError, *NOT_STORED) as error:
                 logger.warning("service_waits", service=self.name, reason=str(error))
                 await self._clock.sleep(RETRY_S)
-                continue
-            self._open = 0
+            else:
+                return

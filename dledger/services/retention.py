@@ -26,7 +26,6 @@ import msgspec
 import structlog
 import trio
 
-from dledger.commitlog.entry import RecordBatch
 from dledger.commitlog.errors import CorruptEntryError, OffsetOutOfRangeError
 from dledger.commitlog.mark import Anchor
 from dledger.commitlog.properties import SCHEDULE_TOPIC, TIMER_TOPIC
@@ -50,6 +49,7 @@ from dledger.state.state_record import (
     QueueFloorsChange,
     state_batch,
 )
+from dledger.state.table import StateChange
 from dledger.state.tables import QueueBounds, QueueKey, StateTables
 
 HOUR_MS: Final = 3_600_000
@@ -257,11 +257,10 @@ class RetentionService:
 
     async def run(self) -> None:
         """Check every interval until cancelled. Run it inside the leadership's nursery."""
-        with self._loop.listening():
-            while True:
-                await self.clock.sleep(self.settings.retention_interval_ms / 1000)
-                await self.check()
-                await self.check_topics()
+        while True:
+            await self.clock.sleep(self.settings.retention_interval_ms / 1000)
+            await self.check()
+            await self.check_topics()
 
     async def check(self) -> Anchor | None:
         """Move the floor once, if something should go; return the new floor."""
@@ -285,7 +284,8 @@ class RetentionService:
         state = self._group.state
         size = floor.position - max(state.floor.position, 0)
         while state.floor.first_index < floor.first_index:
-            if not await self._take_step(next_step(self.entry_log(), state, floor), reason):
+            step = next_step(self.entry_log(), state, floor)
+            if not await self._store(FloorChange(step, reason)):
                 return None
         self.given_up_bytes[reason.cause] += size
         write = log.warning if reason.cause == FORCED else log.info
@@ -299,13 +299,6 @@ class RetentionService:
         )
         return floor
 
-    async def _take_step(self, step: Anchor, reason: FloorReason) -> bool:
-        state = self._group.state
-        return await self._store(
-            state_batch(FloorChange(step, reason)),
-            is_applied=lambda: state.floor.first_index >= step.first_index,
-        )
-
     async def check_topics(self) -> None:
         """Let the queues of topics with a retention of their own begin later, where they should."""
         queues = expiring_queues(self._group)
@@ -316,23 +309,19 @@ class RetentionService:
     async def _begin_later(self, queues: Sequence[QueueKey]) -> None:
         now_ms = self.clock.wall_ms()
         change = queue_floors(self._group, queues, now_ms, is_deleting=self.is_deleting)
-        if change is None:
-            return
-        topic, queue_id, offset = change.floors[-1]
-        bounds = self._group.state.queues[topic, queue_id]
-        if await self._store(state_batch(change), is_applied=lambda: bounds.min_offset >= offset):
+        if change is not None and await self._store(change):
             log.info(
                 "queue_floors_moved",
                 queues=len(change.floors),
                 retention_ms=dict(change.retention_ms),
             )
 
-    async def _store(self, batch: RecordBatch, *, is_applied: Callable[[], bool]) -> bool:
-        """Store one entry; false when it is not stored, or another member leads by now."""
+    async def _store(self, change: StateChange) -> bool:
+        """Store a change; false when it is not stored, or another member leads by now."""
         leadership = self._group.leadership
         if leadership is None:
             return False
-        fate = await self._loop.store(batch, is_applied=is_applied, term=leadership.term)
+        fate = await self._loop.store(state_batch(change), term=leadership.term)
         return fate is Fate.APPLIED
 
     def look(self, limit_position: int) -> Look:

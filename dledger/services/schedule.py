@@ -177,7 +177,6 @@ class ScheduleMessageService:
             fate = await self._loop.store_deliveries(
                 deliveries,
                 DelayProgressChange(level, from_offset, to_offset),
-                is_applied=partial(self._has_moved, level, from_offset),
                 term=term,
             )
             if fate is Fate.LEADERSHIP_OVER:
@@ -202,9 +201,6 @@ class ScheduleMessageService:
                 f"schedule queue {queue_id} has no unit {first}, its end is {max_offset}"
             )
         return units
-
-    def _has_moved(self, level: int, from_offset: int) -> bool:
-        return self._group.state.delay_progress.get(level, 0) != from_offset
 
     def _build(self, level: int, first: int, units: npt.NDArray[np.void]) -> list[Delivery]:
         """Return what goes into one entry, in order; empty when the first one has to wait."""

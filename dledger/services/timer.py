@@ -346,11 +346,10 @@ class TimerMessageService:
 
     async def _store(self, entry: _Entry, term: int) -> bool:
         """Store an entry's messages in the place of the old; false when that is not done."""
-        timers, chosen = self._group.state.timers, entry.chosen
+        chosen = entry.chosen
         fate = await self._loop.store_deliveries(
             entry.deliveries,
             TimersChange(done=tuple(chosen)),
-            is_applied=lambda: not any(each in timers for each in chosen),
             term=term,
         )
         if fate is Fate.LEADERSHIP_OVER:

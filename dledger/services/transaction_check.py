@@ -282,7 +282,6 @@ class TransactionCheckService:
         counts = tuple((half_offset, checks) for half_offset, _, checks in to_ask)
         fate = await self._loop.store(
             state_batch(TransactionsChange(checked=counts)),
-            is_applied=lambda: self._are_applied(counts),
             term=term,
         )
         if fate is Fate.NOT_STORED:
@@ -296,10 +295,3 @@ class TransactionCheckService:
                 self._again_in(self.settings.transaction_check_interval_ms / 1000, half_offset)
                 if self._decisions.is_open(half_offset):
                     self._producers.ask(message, checks)
-
-    def _are_applied(self, counts: Sequence[tuple[int, int]]) -> bool:
-        still_open = self._group.state.transactions.open
-        return all(
-            half_offset not in still_open or still_open[half_offset].checks >= checks
-            for half_offset, checks in counts
-        )

@@ -17,6 +17,7 @@ from dledger.group import Group
 from dledger.services import retention
 from dledger.services.retention import RetentionService
 from dledger.settings.tables import StoreTable
+from dledger.state.table import StateChange
 from dledger.state.tables import QueueBounds, StateTables
 from dledger.store import ReplicaStore
 from tests.harness.groups import SEGMENT_BYTES, Groups, Replica, running_groups
@@ -66,17 +67,17 @@ async def test_floor_steps_move_few_queues_each_and_may_end_anywhere(
         await groups.checkpointed()
         group = leader.group
         moved: list[int] = []
-        take_step, most = RetentionService._take_step, 9
+        store, most = RetentionService._store, 9
 
-        async def counted(service: RetentionService, step: object, reason: object) -> bool:
+        async def counted(service: RetentionService, change: StateChange) -> bool:
             if len(moved) == most:
                 raise StoppedError
             before = lows(group)
-            taken = await take_step(service, step, reason)  # type: ignore[arg-type]  # passed on
+            taken = await store(service, change)
             moved.append(sum(lows(group)[key] != low for key, low in before.items()))
             return taken
 
-        monkeypatch.setattr(RetentionService, "_take_step", counted)
+        monkeypatch.setattr(RetentionService, "_store", counted)
         service = RetentionService(
             group,
             lambda: group.store.log,
