@@ -87,7 +87,7 @@ class Derived:
         groups: Queues touched, in the order of their first record, with the records that get a
             unit there. Prepared and rolled-back records are in none.
         key_hashes: One hash per index key, in record order, UNIQ_KEY before KEYS.
-        key_phy_offsets, key_store_times: Beside each hash, the record it belongs to.
+        key_phy_offsets: Beside each hash, the record it belongs to.
     """
 
     starts: npt.NDArray[np.int64]
@@ -102,7 +102,6 @@ class Derived:
     groups: list[QueueGroup]
     key_hashes: npt.NDArray[np.int32]
     key_phy_offsets: npt.NDArray[np.int64]
-    key_store_times: npt.NDArray[np.int64]
 
 
 class _Keys(NamedTuple):
@@ -497,7 +496,6 @@ def _derived(
         groups=groups,
         key_hashes=keys.hashes,
         key_phy_offsets=phy_offset[keys.rows],
-        key_store_times=store_time_ms[keys.rows],
     )
 
 

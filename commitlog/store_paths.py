@@ -5,7 +5,7 @@
     commitlog/<20 digits>                    segments, named by the position they start at
     consumequeue/<topic>/<queue>/<20 digits> queue units
     consumequeue.shared/<20 digits>  end     newest units of many queues together
-    index/                                   key index files
+    index/<20 digits>-<20 digits>            runs of the key index
     config/                                  what operators look for there
     checkpoint  abort  lock                  as RocketMQ has them
     raft/                                    what makes the log a Raft log, local to this node
@@ -67,8 +67,6 @@ class StorePaths:
     """Folder of the units that are in no file of their queue."""
     index = _Path("index")
     """Folder of the key index files."""
-    key_index_mark = _Path("raft/keyindex")
-    """There while the key index lacks no key that a checkpoint covers."""
     checkpoint = _Path("checkpoint")
     """The checkpoint file."""
     abort = _Path("abort")

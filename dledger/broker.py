@@ -152,7 +152,6 @@ async def serve_broker(
         partial(empty_tables, config, sessions_max),
         pid=world.pid,
         queue_files_max=world.queue_files_max,
-        utc_offset=world.utc_offset,
     )
     if garbage is not None:
         garbage.rows = lambda: store.tables.row_count

@@ -5,8 +5,8 @@ Units of consume queues have no checksum: what follows from an entry that the sc
 compared with what the files of its queues have, and a file that differs is given up, as one that
 the disk does not give back. It is made again meanwhile: reads of its units fail until then.
 
-When files of the key index are given up, apply leaves the index alone and the keys are put again
-from the log, a few entries at a time, until the index is as far as apply.
+Where files of the key index are lost, their keys are put again from the log, a few entries at a
+time.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from dledger.commitlog.entry_log import EntryLog
 from dledger.commitlog.errors import (
     CorruptEntryError,
     CorruptStoreError,
-    DiskFullError,
     MQError,
     OffsetOutOfRangeError,
 )
-from dledger.commitlog.key_index import KeyIndex, KeyIndexFlush
+from dledger.commitlog.key_index import FLUSH_KEYS, KeyIndex, KeyIndexFlush
+from dledger.commitlog.key_run import Keys
 from dledger.commitlog.mark import Anchor
 from dledger.commitlog.properties import SCHEDULE_TOPIC
 from dledger.commitlog.queue_unit import UNIT_BYTES
 from dledger.commitlog.record import decode_record
-from dledger.commitlog.seams import Disk, UtcOffset
+from dledger.commitlog.seams import Disk
 from dledger.commitlog.store_paths import StorePaths
 from dledger.settings.tables import StoreTable
 from dledger.state.tables import QueueBounds, QueueKey, StateTables
@@ -54,9 +54,6 @@ log = structlog.get_logger(__name__)
 
 KEYS_ARE_MISSING: Final = "keys are being put into the key index again; ask again later"
 """Answer to a query that finds nothing meanwhile."""
-
-TO_BE_FOUND: Final = 0
-"""Stands for the entry from which on keys are missing, until it is searched."""
 
 
 def walk(
@@ -88,126 +85,73 @@ def walk(
 
 
 class KeyIndexing:
-    """The key index, and how far it is.
+    """The key index, and what fills its gaps."""
 
-    *next_index*: first entry whose keys are to be put again; None while apply puts them.
-    """
-
-    def __init__(self, index: KeyIndex) -> None:
+    def __init__(self, index: KeyIndex, on_due: Callable[[], object]) -> None:
         self.index = index
-        self.next_index: int | None = None
-        self.on_behind: Callable[[], object] = lambda: None
-        self._lost_seen = index.files_lost
+        self._on_due = on_due
+        self._found = Keys(0)
+        """Keys of the first gap, as far as it was read."""
         index.on_unreadable = self._note_unreadable
+        index.on_long = on_due
 
     def _note_unreadable(self, path: str, why: str) -> None:
         log.error("key_index_file_unreadable", path=path, error=why)
-        self.on_behind()
+        self._on_due()
 
     @property
     def is_behind(self) -> bool:
         """Whether keys of applied entries may be missing."""
         return self.index.is_behind
 
+    @property
+    def is_due(self) -> bool:
+        """Whether `step` has something to do."""
+        return self.index.is_long or self.index.is_behind
+
     def status(self) -> dict[str, Any]:
         """Return what ``dledger raft status`` shows."""
         return {"behind": self.is_behind, "files_lost": self.index.files_lost}
 
-    def begin(self, *, nothing_derived: bool) -> None:
-        """Make ready for the first entry; blocking."""
-        self.index.prepare()
-        self._lost_seen = self.index.files_lost
-        if not self.index.is_behind:
-            return
-        if not nothing_derived:
-            self.next_index = TO_BE_FOUND
-            return
-        job = self.index.begin_completion()
-        try:
-            job.run()
-        except DiskFullError as error:
-            log.error("no_space_for_key_index", error=str(error))
-        self.index.end_completion(job)
-
-    def put(self, derived: Derived) -> None:
-        """Put the keys of an entry that is being applied.
-
-        Raises DiskFullError: some of them may be missing; to be put again.
-        """
-        # A flush may have given files up: the keys of this entry come behind theirs.
-        if self._finds_loss():
-            self.on_behind()
-        if self.next_index is None and len(derived.key_hashes):
-            self._put(derived)
-
-    def _put(self, derived: Derived) -> bool:
-        index = self.index
-        index.put_bulk(derived.key_hashes, derived.key_phy_offsets, derived.key_store_times)
-        if index.has_unreadable or index.files_lost != self._lost_seen:
-            self._lost_seen = index.files_lost
-            self.next_index = TO_BE_FOUND
-            self.on_behind()
-            return False
-        return True
-
-    def _finds_loss(self) -> bool:
-        """Tell whether files were given up since this was asked; their keys are to be put again."""
-        if self.index.files_lost == self._lost_seen:
-            return False
-        self._lost_seen = self.index.files_lost
-        self.next_index = TO_BE_FOUND
-        return True
-
     def step(
         self,
         entry_log: EntryLog,
-        last: int,
         delays: Mapping[int, int],
         max_bytes: int,
         *,
         skip_damaged: bool,
-    ) -> bool:
-        """Put the keys of a few more entries; tell whether there are more to be put.
+    ) -> KeyIndexFlush | None:
+        """Read a few more entries whose keys are missing; return a job once it is worth one.
+
+        Run by the caller, one at a time with the flushes of checkpoints; `KeyIndex.end_flush`
+        follows.
 
         Args:
             skip_damaged: Leave out entries that cannot be repaired.
-        Raises:
-            CorruptEntryError: An entry waits for its repair; come again.
-            DiskFullError: Come again when there is space.
+        Raises CorruptEntryError: an entry waits for its repair; come again.
         """
-        self.index.give_up_unreadable()
-        self._finds_loss()
-        if self.next_index is None:
-            return False
-        if self.next_index == TO_BE_FOUND:
-            self.next_index = self._first_missing(entry_log)
-            log.warning("key_index_is_made_again", first=self.next_index, last=last)
-        for index, derived in walk(
-            entry_log, self.next_index, last, delays, max_bytes, skip_damaged=skip_damaged
-        ):
-            if derived is not None and len(derived.key_hashes) and not self._put(derived):
-                return True
-            self.next_index = index + 1
-        if self.next_index <= last:
-            return True
-        self.next_index = None
-        return False
-
-    def _first_missing(self, entry_log: EntryLog) -> int:
-        try:
-            return entry_log.index_of(self.index.end_phy_offset)
-        except OffsetOutOfRangeError:
-            return entry_log.first_index
-
-    def begin_completion(self) -> KeyIndexFlush | None:
-        """Return the job that notes, durably, that the index is as far as apply; None if it is not.
-
-        Run by the caller, one at a time with the flushes of checkpoints; `KeyIndex.end_completion`
-        follows.
-        """
-        if self.next_index is not None or not self.index.is_behind or self.index.has_unreadable:
+        if self.index.is_long:
+            return self.index.begin_flush()
+        self.index.delete_before(entry_log.first_index)
+        gap = self.index.gap
+        if gap is None:
             return None
-        return self.index.begin_completion()
+        first, last = gap
+        if self._found.first != first:
+            self._found = Keys(first)
+            log.warning("key_index_is_made_again", first=first, last=last)
+        found = self._found
+        for index, derived in walk(
+            entry_log, found.last + 1, last, delays, max_bytes, skip_damaged=skip_damaged
+        ):
+            if derived is None:
+                found.last = index
+            else:
+                found.add(index, derived.key_hashes, derived.key_phy_offsets)
+        if found.last < last and len(found) < FLUSH_KEYS:
+            return None
+        self._found = Keys(0)
+        return self.index.begin_fill(found)
 
 
 # ---------------------------------------------------------------------- units compared with the log
@@ -386,7 +330,6 @@ class DerivedFiles:
     _settings: StoreTable
     _on_behind: Callable[[], object]
     _max_open_files: int
-    _utc_offset: UtcOffset
 
     def __post_init__(self) -> None:
         self.begun_later: set[QueueKey] = set()
@@ -395,7 +338,6 @@ class DerivedFiles:
         self._open()
 
     def _open(self) -> None:
-        settings = self._settings
         self._lost = False
         # All of it follows from the log: the replay begins with the first entry that is kept.
         self.derives_again = self._disk.exists(self._paths.derived_lost)
@@ -409,16 +351,8 @@ class DerivedFiles:
             self.derives_again = True
             self.remove()
             self.queues = self._open_queues()
-        self.key_index = KeyIndex(
-            self._disk,
-            self._paths.index,
-            slots=settings.max_hash_slot_num,
-            max_entries=settings.max_index_num,
-            utc_offset=self._utc_offset,
-            mark=self._paths.key_index_mark,
-        )
-        self.keys = KeyIndexing(self.key_index)
-        self.keys.on_behind = self._on_behind
+        self.key_index = KeyIndex(self._disk, self._paths.index)
+        self.keys = KeyIndexing(self.key_index, self._on_behind)
         self.queue_repair = QueueRepair(self.queues)
 
     def _open_queues(self) -> ConsumeQueueStore:
@@ -448,8 +382,8 @@ class DerivedFiles:
 
     @property
     def is_behind(self) -> bool:
-        """Whether units or keys of applied entries may be missing."""
-        return self.keys.is_behind or self.queue_repair.is_behind
+        """Whether units or keys of applied entries may be missing, or fill the memory."""
+        return self.keys.is_due or self.queue_repair.is_behind
 
     def put_units_again(
         self,
@@ -485,13 +419,16 @@ class DerivedFiles:
             (queue.topic, queue.queue_id) for queue in self.queues.queues() if queue.has_files
         }
 
-    def put(self, derived: Derived, known: Container[tuple[str, int]] | None) -> None:
-        """Write units and keys, the units only of queues in *known* if that is given."""
+    def put(self, last: int, derived: Derived, known: Container[tuple[str, int]] | None) -> None:
+        """Write units and keys of the next entries, up to *last*.
+
+        The units only of queues in *known*, if that is given.
+        """
         for topic, queue_id, where in derived.groups:
             if (known is None or (topic, queue_id) in known) and len(derived.queue_offset[where]):
                 first = int(derived.queue_offset[where][0])
                 self.queues.queue(topic, queue_id).put(first, derived.units[where])
-        self.keys.put(derived)
+        self.key_index.put(last, derived.key_hashes, derived.key_phy_offsets)
 
     def begin_empty(self) -> None:
         """Remove all of them, and open them again: `queues`, `key_index` and `keys` are new."""
@@ -522,7 +459,7 @@ class DerivedFiles:
                 self.queues.queue(*key).delete_before(min(begin, bounds.min_offset))
             if bounds is None or bounds.min_offset <= begin:
                 self.begun_later.discard(key)
-        self.key_index.delete_before(floor.position)
+        self.key_index.delete_before(floor.first_index)
 
     def first_kept(
         self, topic: str, queue_id: int, bounds: QueueBounds, floor: int
@@ -547,4 +484,3 @@ class DerivedFiles:
     def close(self) -> None:
         """Give the descriptors back."""
         self.queues.close()
-        self.key_index.close()

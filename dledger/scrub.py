@@ -55,8 +55,8 @@ STEP_PAUSE_S: Final = 0.01
 RETRY_S: Final = 1.0
 """How often is tried again what a damaged entry or a full disk prevents."""
 
-COMPLETION: Final = "key index"
-"""Name under which the executor measures the flush at the end."""
+KEYS: Final = "key index"
+"""Name under which the executor measures flushes of keys."""
 
 
 @dataclass(eq=False, repr=False)
@@ -102,22 +102,23 @@ class DerivedRepair:
                 self._store.put_missing_units(STEP_BYTES)
             finally:
                 # Whatever units wait for, keys do not.
-                if self._store.keys.is_behind:
+                if self._store.keys.is_due:
                     await self._put_keys()
         await self._clock.sleep(STEP_PAUSE_S)
 
     async def _put_keys(self) -> None:
         store = self._store
         skip_damaged = not self._can_be_repaired()
-        if not store.put_missing_keys(STEP_BYTES, skip_damaged=skip_damaged):
-            job = store.keys.begin_completion()
-            if job is not None:
-                index = store.key_index
-                try:
-                    await self._executor.run(job.run, kind=COMPLETION)
-                finally:
-                    index.end_completion(job)
-                log.info("key_index_is_whole", files_lost=index.files_lost)
+        was_behind = store.keys.is_behind
+        job = store.put_missing_keys(STEP_BYTES, skip_damaged=skip_damaged)
+        if job is None:
+            return
+        try:
+            await self._executor.run(job.run, kind=KEYS)
+        finally:
+            store.key_index.end_flush()
+        if was_behind and not store.keys.is_behind:
+            log.info("key_index_is_whole", files_lost=store.key_index.files_lost)
 
 
 # ---------------------------------------------------------------------------------- entries

@@ -24,9 +24,10 @@ from dledger.commitlog.errors import (
     DiskFullError,
     InvariantBroken,
 )
+from dledger.commitlog.key_index import KeyIndexFlush
 from dledger.commitlog.mark import Anchor, Mark, SlotFile
 from dledger.commitlog.recovery import DamagedLogError
-from dledger.commitlog.seams import Disk, Lock, UtcOffset, utc
+from dledger.commitlog.seams import Disk, Lock
 from dledger.commitlog.store_paths import StorePaths
 from dledger.derived_files import DerivedFiles
 from dledger.floor_pass import FloorPass
@@ -74,7 +75,6 @@ class ReplicaStore:
         *,
         pid: int = 0,
         queue_files_max: int = MAX_OPEN_FILES,
-        utc_offset: UtcOffset = utc,
     ) -> None:
         """Open the folder: lock, recover, replay.
 
@@ -82,7 +82,6 @@ class ReplicaStore:
             settings: Without `sync_flush` acknowledgements may be lost by an unclean stop, and that
                 is remembered.
             queue_files_max: Consume queue files that may be open.
-            utc_offset: Local time, for names of key index files.
             tables: Makes empty tables with the built-in topics and groups.
         Raises:
             StoreLockedError: Another process owns the folder.
@@ -119,7 +118,7 @@ class ReplicaStore:
         self.on_derived_behind: Callable[[], object] = lambda: None
         """Called when units or keys of applied entries are to be put again."""
         self.derived = DerivedFiles(
-            disk, self.paths, settings, self._note_derived_behind, queue_files_max, utc_offset
+            disk, self.paths, settings, self._note_derived_behind, queue_files_max
         )
         self._refer_to_derived()
         self.derived_index = self.log.first_index - 1
@@ -134,7 +133,7 @@ class ReplicaStore:
         self.saved_index = 0
         """Newest entry that a written checkpoint covers."""
         self._load_tables()
-        self.keys.begin(nothing_derived=self.derived_index < self.log.first_index)
+        self.key_index.begin(self.log.first_index, self.derived_index)
         self._abort.create(pid)
         self._reserve()
         self._load_damage()
@@ -248,7 +247,6 @@ class ReplicaStore:
             queue.truncate_to(bounds.max_offset if bounds else 0)
             if bounds and bounds.min_offset:
                 queue.delete_before(bounds.min_offset)
-        self.key_index.truncate_beyond(loaded.applied_end_position)
 
     def _refill_from(self, loaded: StateTables) -> None:
         """Take the tables; the log from their floor on comes from a leader, as does all derived."""
@@ -369,7 +367,7 @@ class ReplicaStore:
         self._unfinished = None
         self.restored_commit_index = loaded.floor.first_index - 1
         self._refill_from(loaded)
-        self.keys.begin(nothing_derived=True)
+        self.key_index.begin(self.log.first_index, self.derived_index)
         self._begin_image()
         self.installing = False
         return before
@@ -488,7 +486,7 @@ class ReplicaStore:
             else:
                 entries = found
         # Before the tables, which say what counts: on a full disk nothing has happened then.
-        self.derived.put(entries.derived, None)
+        self.derived.put(entries.headers[-1].index, entries.derived, None)
         self._alone_next = max(1, self._alone_next // 2)
         applied = apply_together(self.tables, entries)
         self.derived_index = applied.index
@@ -501,8 +499,7 @@ class ReplicaStore:
         Raises:
             InvariantBroken: The entry contradicts the tables: stop the node.
             DiskFullError: A derived file could not grow. Tables and `derived_index` are as they
-                were; applying it again when there is space does the whole of it. Of a message that
-                has several keys one may then be missing in the key index.
+                were; applying it again when there is space does the whole of it.
         """
         if self._unfinished is not None:
             return self._finish(self._unfinished)
@@ -513,11 +510,11 @@ class ReplicaStore:
         derived = derive(frame, header, delay_ms=self.delays)
         if index <= self.tables.applied_index:
             # The tables know this entry already: units and keys only, of queues that still exist.
-            self.derived.put(derived, self.tables.queues)
+            self.derived.put(index, derived, self.tables.queues)
             self.derived_index = index
             return Applied(index, [], [], topics_changed=False, deleted_topics=())
         # Before the tables, which say what counts: on a full disk nothing has happened then.
-        self.derived.put(derived, None)
+        self.derived.put(index, derived, None)
         self._unfinished = apply_entry(self.tables, frame, header, derived)
         return self._finish(self._unfinished)
 
@@ -545,13 +542,11 @@ class ReplicaStore:
             return False
         return self.derived.put_units_again(self.log, self.derived_index, self.delays, max_bytes)
 
-    def put_missing_keys(self, max_bytes: int, *, skip_damaged: bool) -> bool:
-        """Put keys of applied entries that the key index lacks; see `KeyIndexing.step`."""
-        if self.refilling:
-            return False
-        return self.keys.step(
-            self.log, self.derived_index, self.delays, max_bytes, skip_damaged=skip_damaged
-        )
+    def put_missing_keys(self, max_bytes: int, *, skip_damaged: bool) -> KeyIndexFlush | None:
+        """Read keys of applied entries that the key index lacks; see `KeyIndexing.step`."""
+        if self.installing or (self.refilling and not self.key_index.is_long):
+            return None
+        return self.keys.step(self.log, self.delays, max_bytes, skip_damaged=skip_damaged)
 
     def begin_checkpoint(self, commit_index: int) -> Checkpointing | None:
         """Take the picture that the next start begins from; None when nothing is new.

@@ -20,6 +20,7 @@ from dledger.commitlog.errors import (
     MQError,
     OffsetOutOfRangeError,
 )
+from dledger.commitlog.key_index import FOREVER
 from dledger.commitlog.properties import (
     PROPERTY_REAL_TOPIC,
     PROPERTY_TIMER_DELETE_UNIQ_KEY,
@@ -58,7 +59,6 @@ MAX_CANDIDATES = 64
 TOPIC_SEPARATOR: Final = "+"
 """Newer clients name a message as ``topic+key``; a topic holds no plus."""
 
-_ALWAYS_MS: Final = (1 << 62) - 1
 _DELETE: Final = PROPERTY_TIMER_DELETE_UNIQ_KEY.encode()
 _UNIQ_KEY: Final = PROPERTY_UNIQ_KEY.encode()
 _OUT_MS: Final = PROPERTY_TIMER_OUT_MS.encode()
@@ -113,7 +113,7 @@ class TimerRecalls:
     def _copies(self, topic: str, uniq_key: str) -> Iterator[tuple[int, int]]:
         """Yield offset and time of each record of that key and real topic, newest first."""
         for position in self._group.key_index.query(
-            TIMER_TOPIC, uniq_key, MAX_CANDIDATES, 0, _ALWAYS_MS
+            TIMER_TOPIC, uniq_key, MAX_CANDIDATES, 0, FOREVER
         ):
             record = self._record_at(position)
             if record is None:

@@ -433,10 +433,6 @@ class StoreTable:
         " A leader needs 12 to 20 bytes of memory for each.",
         ge=1,
     )
-    max_hash_slot_num: int = setting(
-        5_000_000, "Slots of one key index file.", "maxHashSlotNum", ge=1
-    )
-    max_index_num: int = setting(20_000_000, "Entries of one key index file.", "maxIndexNum", ge=2)
     max_transfer_bytes_in_memory: int = setting(
         256 * KIB,
         "Bytes of one pull from recent data.",

@@ -111,7 +111,8 @@ REASONS: Final[Mapping[str, str]] = {
         isEnableScheduleAsyncDeliver enableScheduleAsyncDeliver osPageCacheBusyTimeOutMills
         checkCRCOnRecover diskFallRecorded putMsgIndexHightWater putMessageTimeout
         storePathDLedgerCommitLog storePathConsumeQueue storePathIndex storeCheckpoint
-        abortFile messageIndexEnable messageIndexSafe enableConsumeQueueExt
+        abortFile maxHashSlotNum maxIndexNum messageIndexEnable messageIndexSafe
+        enableConsumeQueueExt
         mappedFileSizeConsumeQueueExt bitMapLengthConsumeQueueExt
         enableBuildConsumeQueueConcurrently batchDispatchRequestThreadPoolNums
         enableMultiDispatch enableLmq maxLmqConsumeQueueNum mappedFileSizeTimerLog

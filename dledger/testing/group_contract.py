@@ -162,8 +162,8 @@ async def _check_stored(proposer: _Proposer) -> None:
     require(int(units["phy_offset"][0]) == answer.phy_offset, "units of a queue name their records")
     require(int(units["phy_offset"][1]) > answer.phy_offset, "each its own")
     if not group.key_index.is_behind:
-        now_ms = answer.store_time_ms
-        found = group.key_index.query(TOPIC, "contract", 10, now_ms - 1000, now_ms + 1000)
+        at = answer.phy_offset
+        found = group.key_index.query(TOPIC, "contract", 10, at, at + 1)
         require(answer.phy_offset in found, "the key index knows applied records by their keys")
 
 

@@ -267,8 +267,6 @@ def _values(cluster: ChaosCluster, name: str, store: Path, plan: Plan) -> dict[s
         "store.path_root_dir": str(store),
         "store.mapped_file_size_commit_log": settings.segment_bytes,
         "store.mapped_file_size_consume_queue": 20 * settings.queue_units,
-        "store.max_hash_slot_num": 65_536,
-        "store.max_index_num": 262_144,
         "store.max_message_size": min(MESSAGE_BYTES_MAX, settings.segment_bytes // 4),
         "store.message_delay_level": settings.delay_levels,
         "store.flush_disk_type": "SYNC_FLUSH" if settings.sync_flush else "ASYNC_FLUSH",

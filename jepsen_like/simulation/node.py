@@ -117,7 +117,7 @@ class BrokerNode(Node):
             committed; zeros where its log may end earlier without a sign of that.
         began_doubtful: Its process took what it had acknowledged for lost when it started.
         has_rotten_queues: A bit of a queue file has flipped; the scrub finds it.
-        has_rotten_keys: A bit of the key index has flipped; nothing finds that.
+        has_rotten_keys: A bit of the key index has flipped: the query that meets it lacks keys.
     """
 
     kind = "broker"

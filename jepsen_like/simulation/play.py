@@ -155,8 +155,6 @@ def world_settings(plan: Plan) -> WorldSettings:
                 if (pulled := settings.pull_messages)
                 else {}
             ),
-            # Files of the key index are full after a minute or so where it is looked into.
-            **({"store.max_index_num": "64"} if "key_queries" in plan.modes else {}),
             "client.register_interval_ms": str(settings.register_ms),
             "broker.lock_lease_ms": str(settings.lock_lease_ms),
             **broker_settings(plan.workload),

@@ -34,6 +34,7 @@ from dledger.commitlog.derive import derive_plain
 from dledger.commitlog.entry import EntryHeader, parse_header, verify_frame
 from dledger.commitlog.errors import CorruptEntryError, MQError
 from dledger.commitlog.java_hash import index_key_hash
+from dledger.commitlog.key_index import FOREVER
 from dledger.commitlog.properties import (
     KEY_SEPARATOR,
     PROPERTY_KEYS,
@@ -61,9 +62,6 @@ SEARCHES_MAX: Final = 8
 
 FOUND_MAX: Final = 64
 """A query for a key returns no more positions."""
-
-MS_MAX: Final = 1 << 60
-"""Later than any store time."""
 
 
 class ReferenceReplica:
@@ -202,13 +200,11 @@ class ReferenceReplica:
         index, floor = group.key_index, group.state.floor.position
         if index.is_behind or group.store.refilling or group.store.log.damaged.indexes:
             return
-        if node.has_rotten_keys:
-            return
         for (topic, key), positions in self.keys.items():
             kept = {at for at in positions[-FOUND_MAX:] if at >= floor}
             if not kept:
                 continue
-            found = set(index.query(topic, key, FOUND_MAX, 0, MS_MAX))
+            found = set(index.query(topic, key, FOUND_MAX, 0, FOREVER))
             if index.is_behind:
                 return  # the query itself has met a bad sector
             if len(found) < FOUND_MAX and not found >= kept:

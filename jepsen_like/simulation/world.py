@@ -192,8 +192,6 @@ class World:
             "store.mapped_file_size_commit_log": str(settings.segment_bytes),
             "store.mapped_file_size_consume_queue": str(20 * 512),
             "store.max_message_size": str(64 * 1024),
-            "store.max_hash_slot_num": "512",
-            "store.max_index_num": "2048",
             "raft.group": "sim",
             "raft.self_id": name,
             "raft.peers": peers,

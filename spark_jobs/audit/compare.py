@@ -14,7 +14,6 @@ from dledger.commitlog.entry import parse_header, verify_frame
 from dledger.commitlog.errors import CorruptEntryError, NewerEntryError
 from dledger.commitlog.segment import ZERO_CHUNK_BYTES, encode_blank, segment_base
 from dledger.spark_jobs.audit.folder import Before, ReplicaFolder, Side, open_folder, whole_at
-from dledger.spark_jobs.audit.key_entries import key_files, shape_of
 from dledger.spark_jobs.audit.segment_report import (
     ANCHOR,
     BLANK,
@@ -342,9 +341,6 @@ class _Join:
                 )
             if folder.mark is None:
                 self._note(folder.name, "has no commit mark: nothing in it must be there")
-            for path in key_files(folder):
-                if shape_of(path.stat().st_size) is None:
-                    self._problems.append(f"{path} is an index file of an unknown shape")
         alone = sum(one.alone for one in self._segments)
         if alone:
             self._note("", f"{alone} entries are held by one replica alone")

@@ -27,13 +27,7 @@ from dledger.spark_jobs.audit.folder import (
     next_whole,
     whole_at,
 )
-from dledger.spark_jobs.audit.key_entries import (
-    ExpectedKeys,
-    check_file,
-    key_files,
-    open_key_file,
-    shape_of,
-)
+from dledger.spark_jobs.audit.key_entries import ExpectedKeys, check_file, key_files
 from dledger.spark_jobs.audit.segment_report import (
     ANCHOR,
     FINDINGS_MAX,
@@ -305,7 +299,7 @@ class SegmentAudit:
             if topic == STATE_TOPIC and queue_id == TOPICS_QUEUE:
                 self._note_deleted(frame, header, derived.phy_offset[where].tolist())
         if len(derived.key_hashes):
-            self._keys.add(derived.key_hashes, derived.key_phy_offsets, derived.key_store_times)
+            self._keys.add(derived.key_hashes, derived.key_phy_offsets)
 
     def _note_deleted(self, frame: memoryview, header: EntryHeader, places: list[int]) -> None:
         for place in places:
@@ -380,11 +374,7 @@ def plan(folders: Sequence[ReplicaFolder]) -> list[Work]:
     begin = min(segment_base(folder.anchor.position, size) for folder in folders)
     works = [Work(base=base) for base in range(begin, commit_position(folders), size)]
     for number, folder in enumerate(folders):
-        works += [
-            Work(replica=number, file=folder.relative(path))
-            for path in key_files(folder)
-            if shape_of(path.stat().st_size) is not None
-        ]
+        works += [Work(replica=number, file=folder.relative(path)) for path in key_files(folder)]
     return works
 
 
@@ -395,11 +385,7 @@ def do(folders: Sequence[ReplicaFolder], work: Work) -> Done:
             return Done(SegmentAudit(folders, work.base, commit_position(folders)).run())
         folder = folders[work.replica]
         path = folder.root / work.file
-        file = open_key_file(folder, path)
-        if file is None:
-            return Done()
-        promised = path != key_files(folder)[-1] or folder.derived_promised
-        return Done(findings=list(check_file(file, slots_promised=promised)))
+        return Done(findings=list(check_file(folder, path)))
     except NewerEntryError as error:
         return Done(problem=f"{error}: audit with the newer version")
     finally:

@@ -103,7 +103,7 @@ class FakeGroup:
         paths = StorePaths(str(root))
         self.log = EntryLog.open(disk, str(root), segment_bytes=segment_bytes)
         self.queues = ConsumeQueueStore(disk, paths.consumequeue, units_per_file=4096)
-        self.key_index = KeyIndex(disk, paths.index, slots=64, max_entries=1000)
+        self.key_index = KeyIndex(disk, paths.index)
         self.state = empty_tables()
         self.clock = clock
         self.delay_ms = delay_ms
@@ -275,9 +275,7 @@ class FakeGroup:
             header = parse_header(frame)
             derived = derive(frame, header, delay_ms=self.delay_ms)
             applied = apply_entry(self.state, frame, header, derived)
-            self.key_index.put_bulk(
-                derived.key_hashes, derived.key_phy_offsets, derived.key_store_times
-            )
+            self.key_index.put(index, derived.key_hashes, derived.key_phy_offsets)
             for item in applied.units:
                 self.queues.queue(item.topic, item.queue_id).put(item.first, item.units)
             for topic in applied.deleted_topics:
@@ -333,7 +331,6 @@ class FakeGroup:
 
     def close(self) -> None:
         """Give the files back."""
-        self.key_index.close()
         self.queues.close()
         self.log.close()
 

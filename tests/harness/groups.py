@@ -81,8 +81,6 @@ class Groups:
             StoreTable(
                 path_root_dir=str(self.root / name),
                 mapped_file_size_commit_log=SEGMENT_BYTES,
-                max_hash_slot_num=1000,
-                max_index_num=4000,
             ),
             StateTables,
         )

@@ -26,7 +26,6 @@ from dledger.state.topics import TopicConfig
 from dledger.store import ReplicaStore
 
 SEGMENT_BYTES = 4096
-INDEX_SLOTS = 16
 START_MS = 1_700_000_000_000
 HOST = pack_host("127.0.0.1", 10911)
 
@@ -37,8 +36,6 @@ def settings(root: Path) -> StoreTable:
         path_root_dir=str(root),
         mapped_file_size_commit_log=SEGMENT_BYTES,
         mapped_file_size_consume_queue=16 * UNIT_BYTES,
-        max_hash_slot_num=INDEX_SLOTS,
-        max_index_num=4 * INDEX_SLOTS,
         message_delay_level="1s 5s",
     )
 

@@ -24,8 +24,6 @@ pytestmark = pytest.mark.slow
 
 SETTINGS: dict[str, object] = {
     "store.mapped_file_size_commit_log": 1 << 20,
-    "store.max_hash_slot_num": 100_000,
-    "store.max_index_num": 1_000_000,
 }
 SENDERS = 8
 BODY_BYTES = 512

@@ -27,8 +27,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("bad-folder")]
 
 SETTINGS: dict[str, object] = {
     "store.mapped_file_size_commit_log": 1 << 20,
-    "store.max_hash_slot_num": 1_000,
-    "store.max_index_num": 4_000,
 }
 BODIES = [b"%d" % number for number in range(50)]
 
@@ -121,9 +119,8 @@ async def goes_on_cleanly(cluster: LocalCluster) -> None:
             ("--set", "store.mapped_file_size_consume_queue=200"),
             ["consumequeue/", "has 6000000 bytes in place of 200"],
         ),
-        (("--set", "store.max_index_num=5000"), ["/index/", "made with other"]),
     ],
-    ids=["cluster", "group", "member", "segment size", "consume queue size", "index size"],
+    ids=["cluster", "group", "member", "segment size", "consume queue size"],
 )
 async def test_broker_refuses_the_folder_of_another_node(
     cluster: LocalCluster, options: tuple[str, ...], words: list[str]

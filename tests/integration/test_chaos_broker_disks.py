@@ -36,8 +36,6 @@ from tests.harness.stored_messages import bodies_at
 SETTINGS: dict[str, object] = {
     "store.mapped_file_size_commit_log": 1 << 20,
     "store.mapped_file_size_consume_queue": 20_000,
-    "store.max_hash_slot_num": 1_000,
-    "store.max_index_num": 4_000,
 }
 
 

@@ -33,8 +33,6 @@ SETTINGS: dict[str, object] = {
     "store.max_message_size": SEGMENT // 8,
     "raft.max_entry_bytes": SEGMENT // 2,
     "store.mapped_file_size_consume_queue": 2_000,
-    "store.max_hash_slot_num": 1_000,
-    "store.max_index_num": 50,
 }
 CAPPED = (
     f'#!/bin/sh\nulimit -Sn {OPEN_FILES} && ulimit -Hn {OPEN_FILES} && exec {sys.executable} "$@"\n'

@@ -29,8 +29,6 @@ from tests.harness.one_term import in_one_term
 
 SETTINGS: dict[str, object] = {
     "store.mapped_file_size_commit_log": 16 << 20,
-    "store.max_hash_slot_num": 10_000,
-    "store.max_index_num": 40_000,
     # No flush but those of the log while it is watched.
     "raft.checkpoint_interval_ms": 600_000,
 }

@@ -28,8 +28,6 @@ SETTINGS: dict[str, object] = {
     "store.mapped_file_size_commit_log": SEGMENT_BYTES,
     "store.keep_bytes": 2 * SEGMENT_BYTES,
     "store.retention_interval_ms": 500,
-    "store.max_hash_slot_num": 100_000,
-    "store.max_index_num": 400_000,
     "raft.checkpoint_interval_ms": 500,
 }
 MESSAGES = 50_000

@@ -234,8 +234,6 @@ def _other_group(folder: Path, cluster: ChaosCluster, settings: dict[str, object
         "broker.cluster_name": "Chaos",
         "broker.namesrv_addr": namesrv,
         "store.mapped_file_size_commit_log": 4 << 20,
-        "store.max_hash_slot_num": 10_000,
-        "store.max_index_num": 40_000,
     }
     return lay_out_group(folder / "other", brokers=1, group=OTHER_GROUP, settings=own)
 

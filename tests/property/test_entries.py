@@ -160,7 +160,6 @@ def assert_same(left: Derived, right: Derived) -> None:
         "units",
         "key_hashes",
         "key_phy_offsets",
-        "key_store_times",
     ):
         ours, theirs = getattr(left, name), getattr(right, name)
         assert ours.dtype == theirs.dtype, name

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from dledger.commitlog import consume_queue, consume_queue_store, shared_units
 from dledger.commitlog.errors import DiskFullError, FlushFailedError, ForeignStoreError
+from dledger.commitlog.key_index import FOREVER
 from dledger.commitlog.log_reader import FlushTicket
 from dledger.commitlog.queue_unit import UNIT_BYTES, Units
 from dledger.commitlog.segment import LogFormat
@@ -37,11 +38,8 @@ PATHS = StorePaths(ROOT)
 SETTINGS = replace(
     small(Path(ROOT)),
     mapped_file_size_consume_queue=8 * UNIT_BYTES,
-    max_hash_slot_num=7,
-    max_index_num=30,
 )
 INDEX_UNITS = 16
-FOREVER_MS = 1 << 60
 STEPS = 60
 NEVER = 1 << 30
 """More acts of the disk than there are in a run."""
@@ -164,13 +162,12 @@ class Replica:
         store = self.store
         try:
             store.put_missing_units(500)
-            if store.keys.is_behind and not store.put_missing_keys(500, skip_damaged=False):
-                job = store.keys.begin_completion()
-                if job is not None:
-                    try:
-                        self.beside(job.run)
-                    finally:
-                        store.key_index.end_completion(job)
+            job = store.put_missing_keys(500, skip_damaged=False)
+            if job is not None:
+                try:
+                    self.beside(job.run)
+                finally:
+                    store.key_index.end_flush()
         except DiskFullError:
             return
 
@@ -401,7 +398,7 @@ class Replica:
         for (topic, word), positions in agreed.keys.items():
             # On a full disk the keys of an entry may be there before it is applied.
             kept = range(log.first_position, store.tables.applied_end_position)
-            steps = store.key_index.candidates(topic, word, 0, FOREVER_MS)
+            steps = store.key_index.candidates(topic, word, 0, FOREVER)
             found_at = [at for at in steps if at is not None and at in kept]
             if store.keys.is_behind:
                 return  # a file of the index could not be read: it is made again

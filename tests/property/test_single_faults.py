@@ -10,7 +10,6 @@ same       log, vote, tables, queues and key index are those of the sound folder
 voteless   the replica follows until a leader has refilled it; it does not vote
 refused    it does not start, and names the file
 stranger   it is a new member without a vote
-keyless    the key index lacks keys; its files are RocketMQ's and have no checksum
 trusting   it forgets that it may not vote, which one file alone records
 =========  ========================================================================
 """
@@ -270,14 +269,12 @@ def find(folder: Folder, disk: CrashDisk) -> Found:
         apply(store, last)
         while store.put_missing_units(1 << 20):
             pass
-        while store.put_missing_keys(1 << 20, skip_damaged=False):
-            pass
         for key, bounds in store.tables.queues.items():
             count = bounds.max_offset - bounds.min_offset
             units[key] = store.queues.queue(*key).read(bounds.min_offset, count).tolist()
         kept = range(log.first_position, log.end_position)
         for word in ("k1", "k2"):
-            positions = store.key_index.query("T", word, 64, *ALWAYS)
+            positions = whole_query(store, word)
             keys.append([position for position in positions if position in kept])
     return Found(
         (store.damaged, store.torn),
@@ -290,6 +287,18 @@ def find(folder: Folder, disk: CrashDisk) -> Found:
         units,
         keys,
     )
+
+
+def whole_query(store: ReplicaStore, word: str) -> list[int]:
+    """Return the positions of a key, once a query has met no damage."""
+    while True:
+        positions = store.key_index.query("T", word, 64, *ALWAYS)
+        if not store.keys.is_behind:
+            return positions
+        job = store.put_missing_keys(1 << 20, skip_damaged=False)
+        if job is not None:
+            job.run()
+            store.key_index.end_flush()
 
 
 def outcome(folder: Folder, disk: CrashDisk, sound: Found) -> str:
@@ -305,8 +314,6 @@ def outcome(folder: Folder, disk: CrashDisk, sound: Found) -> str:
         return "trusting"
     if any(found.doubt) and found.doubt >= sound.doubt and found.vote == sound.vote:
         return "voteless"
-    if replace(found, keys=sound.keys) == sound:
-        return "keyless"
     differing = [name for name in vars(sound) if getattr(found, name) != getattr(sound, name)]
     return f"another {', '.join(differing)}"
 
@@ -359,10 +366,7 @@ RIGHT: dict[str, dict[str, frozenset[str]]] = {
     "abort": {},
     "checkpoint": {},
     "consumequeue.shared": {},
-    "index": {
-        "half": REFUSED,
-        **dict.fromkeys(("flipped", "missing", "empty", "older"), frozenset({"same", "keyless"})),
-    },
+    "index": {},
     "raft/anchor": {
         **dict.fromkeys(("flipped", "half", "empty"), REFUSED),
         **dict.fromkeys(("missing", "older"), VOTELESS),
@@ -386,7 +390,6 @@ RIGHT: dict[str, dict[str, frozenset[str]]] = {
         **dict.fromkeys(("missing", "half", "empty"), VOTELESS),
     },
     "raft/installation": SLOTS | dict.fromkeys(("missing", "empty"), VOTELESS | SAME),
-    "raft/keyindex": {},
     # A log without its begin is of no use without them.
     "raft/snapshot": dict.fromkeys(
         ("flipped", "missing", "half", "empty", "older"), VOTELESS | SAME

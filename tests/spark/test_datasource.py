@@ -26,8 +26,6 @@ pytestmark = pytest.mark.slow
 
 SETTINGS: dict[str, object] = {
     "store.mapped_file_size_commit_log": 1 << 20,
-    "store.max_hash_slot_num": 10_000,
-    "store.max_index_num": 40_000,
 }
 QUEUES = 3
 SENT = 600

@@ -5,19 +5,14 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-import numpy as np
-
 from dledger.commitlog.disk import OsDisk
 from dledger.commitlog.entry_log import EntryLog
-from dledger.commitlog.java_hash import index_key_hash
-from dledger.commitlog.key_index import KeyIndex
 from tests.harness.entry_frames import next_frame
 
 DESCRIPTORS = 12
 SEGMENT = 2048
 UNITS = 8
 ENTRIES = 300
-KEYS = 40
 
 
 def open_log(disk: OsDisk, root: Path) -> EntryLog:
@@ -56,22 +51,3 @@ def test_segments_and_index_files_share_few_descriptors(tmp_path: Path) -> None:
     assert [bytes(log.frame(index)) for index in (1, ENTRIES)] == [frames[0], frames[-1]]
     assert open_now(tmp_path) <= DESCRIPTORS + 1
     log.close()
-
-
-def test_key_index_files_share_few_descriptors(tmp_path: Path) -> None:
-    disk = OsDisk(DESCRIPTORS)
-    index = KeyIndex(disk, str(tmp_path), slots=16, max_entries=4)
-    for number in range(KEYS):
-        index.put_bulk(
-            np.array([index_key_hash("T", f"k{number}")], np.int32),
-            np.array([100 + number], np.int64),
-            np.array([1_700_000_000_000 + number], np.int64),
-        )
-        index.flush()
-        assert open_now(tmp_path) <= DESCRIPTORS
-    assert len(os.listdir(tmp_path)) > DESCRIPTORS
-    for number in range(KEYS):
-        assert index.query("T", f"k{number}", 8, 0, 1 << 62) == [100 + number]
-        assert open_now(tmp_path) <= DESCRIPTORS
-    index.close()
-    assert disk.descriptors == 0

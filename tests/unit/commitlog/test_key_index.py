@@ -1,291 +1,311 @@
 from __future__ import annotations
 
 import struct
+import zlib
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from dledger.commitlog.disk import OsDisk, OsFile
-from dledger.commitlog.errors import CorruptStoreError, DiskFullError, ForeignStoreError
+from dledger.commitlog import key_index
+from dledger.commitlog.disk import OsDisk
+from dledger.commitlog.errors import DiskFullError
 from dledger.commitlog.java_hash import index_key_hash
-from dledger.commitlog.key_index import (
-    ENTRIES_PER_FILE,
-    PLAIN_ENTRIES,
-    SLOTS_PER_FILE,
-    KeyIndex,
-    file_name,
-)
+from dledger.commitlog.key_index import FOREVER, MERGED_TOGETHER, KeyIndex, plan_merge
+from dledger.commitlog.key_run import PAIRS_PER_BLOCK, Keys, Run
 from dledger.testing.crash_disk import CrashDisk, disk_full, no_fault
 
-TIME_MS = 1_795_147_871_927
-ALWAYS = (0, 2**62)
+ROOT = "/store/index"
+ALWAYS = (0, FOREVER)
 
 
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    return tmp_path / "index"
+def opened(disk: CrashDisk, last: int = 0, first: int = 1) -> KeyIndex:
+    index = KeyIndex(disk, ROOT)
+    index.begin(first, last)
+    return index
 
 
-def open_index(root: Path, slots: int = 7, max_entries: int = 20) -> KeyIndex:
-    return KeyIndex(OsDisk(), str(root), slots, max_entries)
-
-
-def put(index: KeyIndex, *keys: tuple[str, int, int]) -> None:
-    """Put (key of T1, physical offset, store time)."""
-    index.put_bulk(
-        np.array([index_key_hash("T1", key) for key, _, _ in keys], np.int32),
-        np.array([phy_offset for _, phy_offset, _ in keys], np.int64),
-        np.array([time_ms for _, _, time_ms in keys], np.int64),
+def put(index: KeyIndex, last: int, *keys: tuple[str, int]) -> None:
+    """Put one entry: keys of T, each with the position of its record."""
+    index.put(
+        last,
+        np.array([index_key_hash("T", key) for key, _ in keys], np.int32),
+        np.array([position for _, position in keys], np.int64),
     )
 
 
-def put_hashes(index: KeyIndex, hashes: list[int], first_phy_offset: int = 100) -> None:
-    count = len(hashes)
-    index.put_bulk(
-        np.array(hashes, np.int32),
-        np.arange(first_phy_offset, first_phy_offset + count, dtype=np.int64),
-        np.full(count, TIME_MS, np.int64),
-    )
+def filled(disk: CrashDisk, runs: int, first: int = 1) -> KeyIndex:
+    """Return an index with a run for each entry, which has key ``k<n>`` at position 10 n."""
+    index = opened(disk, first - 1, first)
+    for number in range(first, first + runs):
+        put(index, number, (f"k{number}", 10 * number))
+        index.flush()
+    return index
 
 
-def names(root: Path) -> list[str]:
-    return sorted(path.name for path in root.iterdir())
+def names(disk: CrashDisk) -> list[str]:
+    return [
+        f"{int(first)}-{int(last)}" for first, last in (n.split("-") for n in disk.list_dir(ROOT))
+    ]
 
 
-def test_a_file_is_named_by_its_first_store_time_in_local_time() -> None:
-    assert file_name(TIME_MS) == "20261120041111927"
-    assert file_name(0) == "19700101000000000"
-    assert file_name(TIME_MS, lambda _: 8 * 3_600_000) == "20261120121111927"
-    assert file_name(0, lambda _: -3_600_000) == "19700101000000000"
+def path(first: int, last: int) -> str:
+    return f"{ROOT}/{first:020d}-{last:020d}"
 
 
-def test_names_go_on_rising_when_local_time_goes_back(root: Path) -> None:
-    offsets_ms = [2 * 3_600_000, 3_600_000]
-    index = KeyIndex(OsDisk(), str(root), 4, 2, utc_offset=lambda _: offsets_ms.pop(0))
-    put(index, ("a", 100, TIME_MS))
-    put(index, ("b", 200, TIME_MS + 5))
-    assert names(root) == ["20261120061111927", "20261120061111928"]
-    index.flush()
-    index.close()
-    # What was named in another zone before is still in order.
-    again = open_index(root, 4, 2)
-    put(again, ("c", 300, TIME_MS + 10))
-    assert names(root)[-1] == "20261120061111929"
-    again.close()
-
-
-def test_a_file_has_rocketmqs_size(root: Path) -> None:
-    index = open_index(root, SLOTS_PER_FILE, ENTRIES_PER_FILE)
-    put(index, ("a", 100, TIME_MS))
-    assert (root / "20261120041111927").stat().st_size == 420_000_040
-    index.close()
-
-
-def test_header_slots_and_entries_have_the_golden_bytes(root: Path) -> None:
-    index = open_index(root, slots=4, max_entries=5)
-    index.put_bulk(
-        np.array([6, 1, 2], np.int32),
-        np.array([1024, 1024, 2048], np.int64),
-        np.array([TIME_MS, TIME_MS, TIME_MS + 2999], np.int64),
-    )
-    index.flush()
-    index.close()
-    raw = (root / file_name(TIME_MS)).read_bytes()
-    header = struct.pack(">qqqqii", TIME_MS, TIME_MS + 2999, 1024, 2048, 2, 4)
-    slots = struct.pack(">iiii", 0, 2, 3, 0)
-    entries = (
-        bytes(20)
-        + struct.pack(">iqii", 6, 1024, 0, 0)
-        + struct.pack(">iqii", 1, 1024, 0, 0)
-        + struct.pack(">iqii", 2, 2048, 2, 1)
-        + bytes(20)
-    )
-    assert raw == header + slots + entries
-
-
-def test_a_query_keeps_to_its_time_window(root: Path) -> None:
-    index = open_index(root)
-    put(index, *[("a", 100 * i, TIME_MS + 1000 * i) for i in range(1, 6)])
-    first = TIME_MS + 1000
-    assert index.query("T1", "a", 32, first + 1000, first + 3000) == [400, 300, 200]
-    assert index.query("T1", "a", 32, first + 1, first + 999) == []
-    assert index.query("T1", "a", 32, first + 5000, first + 6000) == []
-    assert index.query("T1", "a", 32, 0, first - 1) == []
-    index.close()
-
-
-def test_a_query_never_returns_more_than_64(root: Path) -> None:
-    index = open_index(root, max_entries=200)
-    put(index, *[("a", i, TIME_MS) for i in range(1, 101)])
-    assert index.query("T1", "a", 1000, *ALWAYS) == list(range(100, 36, -1))
-    index.close()
-
-
-def test_a_query_stops_at_a_file_that_began_before_its_window(root: Path) -> None:
-    index = open_index(root, max_entries=4)
-    put(index, *[("a", i, TIME_MS + 1000 * i) for i in range(1, 9)])
-    second_file_ms = TIME_MS + 4000
-    assert index.query("T1", "a", 32, second_file_ms, 2**62) == [8, 7, 6, 5, 4]
-    assert index.query("T1", "a", 32, second_file_ms + 1, 2**62) == [8, 7, 6, 5]
-    index.close()
-
-
-def test_what_is_put_again_is_skipped(root: Path) -> None:
-    index = open_index(root)
-    keys = [("a", 100, TIME_MS), ("b", 100, TIME_MS), ("a", 200, TIME_MS)]
-    put(index, *keys)
-    put(index, *keys, ("a", 300, TIME_MS))
-    assert index.query("T1", "a", 32, *ALWAYS) == [300, 200, 100]
-    assert index.query("T1", "b", 32, *ALWAYS) == [100]
-    assert index.end_phy_offset == 300
-    index.close()
-
-
-def test_a_message_that_has_a_key_twice_is_found_once(root: Path) -> None:
-    index = open_index(root)
-    put(index, *[(key, at, TIME_MS) for at in (100, 200) for key in ("a", "b", "a", "a")])
-    assert index.query("T1", "a", 32, *ALWAYS) == [200, 100]
-    index.close()
-
-
-def test_nothing_put_makes_no_file(root: Path) -> None:
-    index = open_index(root)
-    put_hashes(index, [])
-    index.flush()
-    assert index.end_phy_offset == -1
-    assert not root.exists()
-
-
-def test_a_file_in_which_nothing_was_flushed_is_removed(root: Path) -> None:
-    index = open_index(root)
-    put(index, ("a", 1, TIME_MS))
-    again = open_index(root)
-    assert names(root) == []
-    assert again.end_phy_offset == -1
-    index.close()
-
-
-def test_truncating_forgets_entries_at_and_after_the_offset(root: Path) -> None:
-    index = open_index(root, max_entries=6)
-    put(index, *[("ab"[i % 2], 10 * i, TIME_MS + 1000 * i) for i in range(1, 15)])
-    index.flush()
-    index.truncate_beyond(80)
-    assert index.query("T1", "a", 32, *ALWAYS) == [60, 40, 20]
-    assert index.query("T1", "b", 32, *ALWAYS) == [70, 50, 30, 10]
-    assert index.end_phy_offset == 70
-    put(index, ("a", 75, TIME_MS + 8000))
-    index.flush()
-    index.close()
-    again = open_index(root, max_entries=6)
-    assert again.query("T1", "a", 32, *ALWAYS) == [75, 60, 40, 20]
-    assert len(names(root)) == 2
-    again.close()
-
-
-def test_truncating_everything_leaves_no_file(root: Path) -> None:
-    index = open_index(root, max_entries=4)
-    put(index, *[("a", i, TIME_MS) for i in range(1, 9)])
-    index.truncate_beyond(1)
-    assert (names(root), index.query("T1", "a", 32, *ALWAYS)) == ([], [])
-    index.flush()
-    index.close()
-
-
-def test_files_before_the_kept_log_are_removed(root: Path) -> None:
-    index = open_index(root, max_entries=4)
-    put(index, *[("a", i, TIME_MS) for i in range(1, 9)])
-    index.delete_before(3)
-    assert len(names(root)) == 3
-    index.delete_before(4)
-    assert len(names(root)) == 2
-    assert index.query("T1", "a", 32, *ALWAYS) == [8, 7, 6, 5, 4]
-    index.close()
-
-
-@pytest.mark.parametrize("count", [1, 2 * PLAIN_ENTRIES])
-def test_a_full_disk_loses_no_older_key_of_its_slot(
-    root: Path, monkeypatch: pytest.MonkeyPatch, count: int
-) -> None:
-    index = open_index(root, slots=1, max_entries=40)
-    put(index, ("a", 1, TIME_MS))
-    more = [("b", 2 + number, TIME_MS) for number in range(count)]
-
-    def no_space(*_: object) -> None:
-        raise DiskFullError("no space left")
-
-    with monkeypatch.context() as full:
-        full.setattr(OsFile, "write_at", no_space)
-        with pytest.raises(DiskFullError):
-            put(index, *more)
-    put(index, *more)
-    assert index.query("T1", "a", 32, *ALWAYS) == [1]
-    assert len(index.query("T1", "b", 32, *ALWAYS)) == count
-    index.close()
-
-
-def test_empty_file_of_a_crash_is_created_again(root: Path) -> None:
-    root.mkdir()
-    (root / file_name(TIME_MS)).touch()
-    index = open_index(root)
-    put(index, ("a", 1, TIME_MS))
-    assert index.query("T1", "a", 32, *ALWAYS) == [1]
-    index.close()
-
-
-def test_files_made_with_other_settings_are_refused(root: Path) -> None:
-    index = open_index(root)
-    put(index, ("a", 1, TIME_MS))
-    index.flush()
-    index.close()
-    with pytest.raises(ForeignStoreError, match="other"):
-        open_index(root, slots=8)
-
-
-def test_a_header_that_cannot_be_right_is_refused(root: Path) -> None:
-    index = open_index(root)
-    put(index, ("a", 1, TIME_MS))
-    index.flush()
-    index.close()
-    path = root / file_name(TIME_MS)
-    raw = bytearray(path.read_bytes())
-    struct.pack_into(">i", raw, 36, 21)
-    path.write_bytes(raw)
-    with pytest.raises(CorruptStoreError, match="claims 21 entries"):
-        open_index(root)
-
-
-@pytest.mark.parametrize("previous", [1, 2, 3, -1, 99])
-def test_a_damaged_link_ends_the_walk(root: Path, previous: int) -> None:
-    index = open_index(root)
-    put(index, ("a", 1, TIME_MS), ("a", 2, TIME_MS))
-    index.flush()
-    path = root / file_name(TIME_MS)
-    raw = bytearray(path.read_bytes())
-    struct.pack_into(">i", raw, 40 + 7 * 4 + 2 * 20 + 16, previous)
-    path.write_bytes(raw)
-    found = index.query("T1", "a", 32, *ALWAYS)
-    assert found == ([2, 1] if previous == 1 else [2])
-    index.close()
-
-
-def test_a_file_ends_behind_all_keys_of_a_record() -> None:
-    """What is put again begins behind the newest record that has a key in the index."""
+def test_run_has_the_golden_bytes() -> None:
     disk = CrashDisk()
-    index = KeyIndex(disk, "/index", 7, 4)
-    keys = [("a", 100, TIME_MS), ("b", 200, TIME_MS), ("c", 300, TIME_MS), ("d", 300, TIME_MS)]
-    put(index, keys[0])
-    disk.fault = disk_full()
+    index = opened(disk)
+    index.put(1, np.array([6, 1], np.int32), np.array([1024, 1024], np.int64))
+    index.put(2, np.array([2, 6], np.int32), np.array([2048, 2048], np.int64))
+    index.flush()
+    fields = struct.pack(">qqqqqi", 1, 2, 4, 1024, 2048, 1)
+    block = struct.pack(">iqiqiqiq", 1, 1024, 2, 2048, 6, 1024, 6, 2048)
+    wanted = struct.pack(">II", 0xD1ED1D01, zlib.crc32(fields)) + fields
+    assert disk.read(path(1, 2)) == wanted + block + struct.pack(">I", zlib.crc32(block))
+
+
+def test_query_returns_the_newest_first_and_64_at_most() -> None:
+    disk = CrashDisk()
+    index = opened(disk)
+    for number in range(1, 101):
+        put(index, number, ("a", number))
+        if number % 40 == 0:
+            index.flush()
+    assert index.query("T", "a", 1000, *ALWAYS) == list(range(100, 36, -1))
+    assert index.query("T", "a", 3, 30, 50) == [49, 48, 47]
+    assert index.query("T", "a", -1, *ALWAYS) == index.query("T", "b", 9, *ALWAYS) == []
+
+
+def test_key_that_a_record_has_twice_is_found_once() -> None:
+    disk = CrashDisk()
+    index = opened(disk)
+    put(index, 1, ("a", 100), ("a", 100), ("a", 200))
+    assert index.query("T", "a", 9, *ALWAYS) == [200, 100]
+    index.flush()
+    assert list(index.candidates("T", "a", *ALWAYS)) == [200, 100, None, None]
+
+
+def test_one_hash_is_found_in_all_its_blocks() -> None:
+    disk = CrashDisk()
+    index = opened(disk)
+    count = 3 * PAIRS_PER_BLOCK
+    hashes = np.repeat(np.array([5, 7, 9], np.int32), count)
+    index.put(1, hashes, np.arange(3 * count, dtype=np.int64))
+    index.flush()
+    index = opened(disk, 1)
+    key_index_hash = dict.fromkeys((5, 7, 9))
+    for at, key_hash in enumerate(key_index_hash):
+        (run,) = index._runs
+        found = [p for positions in run.walk(disk, key_hash) for p in positions]
+        assert found == list(range(at * count, (at + 1) * count))[::-1]
+    assert [p for key_hash in (0, 6, 10) for part in run.walk(disk, key_hash) for p in part] == []
+
+
+def test_entries_that_were_put_are_not_put_again() -> None:
+    disk = CrashDisk()
+    index = opened(disk)
+    put(index, 1, ("a", 100))
+    put(index, 1, ("a", 100))
+    assert list(index.candidates("T", "a", *ALWAYS)) == [100]
+
+
+def test_restart_puts_again_what_no_checkpoint_has() -> None:
+    disk = CrashDisk()
+    filled(disk, 3)
+    index = opened(disk, 2)
+    assert (names(disk), index.is_behind) == (["1-1", "2-2"], False)
+    put(index, 3, ("k3", 30))
+    assert index.query("T", "k3", 9, *ALWAYS) == [30]
+
+
+def test_short_runs_become_one() -> None:
+    disk = CrashDisk()
+    index = filled(disk, MERGED_TOGETHER + 1)
+    index.flush()  # removes what was merged
+    assert names(disk) == ["1-4", "5-5"]
+    assert [index.query("T", f"k{n}", 9, *ALWAYS) for n in range(1, 6)] == [
+        [10 * n] for n in range(1, 6)
+    ]
+
+
+def test_paused_query_goes_on_after_a_merge() -> None:
+    disk = CrashDisk()
+    index = opened(disk)
+    for number in range(1, MERGED_TOGETHER + 1):
+        put(index, number, ("a", number))
+        index.flush()
+    put(index, number + 1, ("a", number + 1))
+    found = index.candidates("T", "a", *ALWAYS)
+    assert next(found) == number + 1
+    index.flush()
+    put(index, number + 2, ("a", number + 2))
+    index.flush()
+    assert [at for at in found if at is not None] == list(range(number, 0, -1))
+
+
+def test_crash_after_a_merge_leaves_each_key_once() -> None:
+    disk = CrashDisk()
+    index = filled(disk, MERGED_TOGETHER)
+    index.begin_flush().run()
+    assert len(names(disk)) == MERGED_TOGETHER + 1
+    index = opened(disk, MERGED_TOGETHER)
+    assert (names(disk), index.is_behind) == (["1-4"], False)
+    assert index.query("T", "k2", 9, *ALWAYS) == [20]
+
+
+def run(first: int, count: int) -> Run:
+    return Run("", first, first, count, 0, 0, np.empty(0, np.int32))
+
+
+@pytest.mark.parametrize(
+    ("counts", "merged"),
+    [
+        ((9000, 9000, 9000), slice(0)),
+        ((9000, 9000, 9000, 9000), slice(0, 4)),
+        ((90_000, 9000, 9000, 9000, 9000), slice(1, 5)),
+        ((1 << 20, 1 << 20, 1 << 20, 1 << 20), slice(0)),
+        ((0, 1, 0, 4000, 1 << 19, 1, 1), slice(0, 5)),
+    ],
+)
+def test_runs_are_merged_with_those_not_much_longer(counts: tuple[int, ...], merged: slice) -> None:
+    runs = [run(number, count) for number, count in enumerate(counts)]
+    assert plan_merge(runs) == runs[merged]
+
+
+def test_runs_beside_a_gap_are_not_merged() -> None:
+    assert plan_merge([run(1, 1), run(2, 1), run(4, 1), run(5, 1), run(6, 1)]) == []
+
+
+@pytest.mark.parametrize(
+    "damage", ["head", "fence", "block", "unreadable", "missing", "empty", "cut"]
+)
+def test_damaged_run_is_a_gap_until_it_is_filled(damage: str) -> None:
+    disk = CrashDisk()
+    filled(disk, 3)
+    file = disk.files[path(2, 2)]
+    if damage == "unreadable":
+        file.unreadable.append((0, 512))
+    elif damage == "missing":
+        disk.unlink(path(2, 2))
+    elif damage in ("empty", "cut"):
+        disk.replace(path(2, 2), bytes(file.content[: 30 if damage == "cut" else 0]))
+    else:
+        file.content[{"head": 0, "fence": 50, "block": 55}[damage]] ^= 4
+    index = opened(disk, 3)
+    noted: list[str] = []
+    index.on_unreadable = lambda path, _why: noted.append(path)
+    assert index.query("T", "k2", 9, *ALWAYS) == []
+    assert (index.gap, index.files_lost) == ((2, 2), damage != "missing")
+    assert noted == ([path(2, 2)] if damage == "block" else [])
+    assert opened(disk, 3).is_behind
+    keys = Keys(2)
+    keys.add(2, np.array([index_key_hash("T", "k2")], np.int32), np.array([20], np.int64))
+    index.begin_fill(keys).run()
+    index.end_flush()
+    assert (index.is_behind, opened(disk.power_cut(lambda: False), 3).is_behind) == (False, False)
+    assert index.query("T", "k2", 9, *ALWAYS) == [20]
+
+
+def test_run_that_a_merge_cannot_read_is_given_up() -> None:
+    disk = CrashDisk()
+    index = filled(disk, MERGED_TOGETHER)
+    disk.files[path(3, 3)].content[-1] ^= 1
+    put(index, 5, ("k5", 50))
+    index.flush()
+    assert (index.gap, index.files_lost) == ((3, 3), 1)
+    assert names(disk) == ["1-1", "2-2", "4-4", "5-5"]
+
+
+def test_lost_index_is_a_gap_up_to_what_was_applied() -> None:
+    assert opened(CrashDisk(), 7, 3).gap == (3, 7)
+
+
+def test_foreign_files_are_removed() -> None:
+    disk = CrashDisk()
+    disk.replace(f"{ROOT}/20261120041111927", bytes(40))
+    index = opened(disk)
+    assert (disk.list_dir(ROOT), index.files_lost, index.is_behind) == ([], 0, False)
+
+
+def test_retention_removes_runs_of_removed_entries() -> None:
+    disk = CrashDisk()
+    index = filled(disk, 3)
+    index.delete_before(3)
+    assert (names(disk), index.is_behind) == (["3-3"], False)
+    assert index.query("T", "k2", 9, *ALWAYS) == []
+    index.delete_before(2)
+    assert index.gap == (2, 2)
+
+
+def test_full_disk_loses_no_key() -> None:
+    disk = CrashDisk()
+    index = opened(disk)
+    put(index, 1, ("a", 100))
+    disk.fault = disk_full(kind="replace")
     with pytest.raises(DiskFullError):
-        put(index, *keys)
+        index.flush()
     disk.fault = no_fault
-    put(index, *keys)
-    found = {key: index.query("T1", key, 9, *ALWAYS) for key, _, _ in keys}
-    assert found == {"a": [100], "b": [200], "c": [300], "d": [300]}
+    assert index.query("T", "a", 9, *ALWAYS) == [100]
+    index.flush()
+    assert opened(disk, 1).query("T", "a", 9, *ALWAYS) == [100]
 
 
-def test_a_record_with_more_keys_than_a_file_takes_several() -> None:
-    index = KeyIndex(CrashDisk(), "/index", 7, 4)
-    put(index, ("a", 50, TIME_MS), *((f"k{n}", 100, TIME_MS) for n in range(8)))
-    assert [index.query("T1", f"k{n}", 9, *ALWAYS) for n in range(8)] == [[100]] * 8
-    assert index.query("T1", "a", 9, *ALWAYS) == [50]
+def test_merge_without_space_keeps_no_key_back() -> None:
+    disk = CrashDisk()
+    index = filled(disk, MERGED_TOGETHER)
+    put(index, 5, ("k5", 50))
+
+    def fault(kind: str, file: str) -> None:
+        if file == path(1, 4):
+            raise DiskFullError(file)
+
+    disk.fault = fault
+    index.flush()
+    assert names(disk) == ["1-1", "2-2", "3-3", "4-4", "5-5"]
+
+
+def test_keys_put_during_a_flush_stay_in_memory() -> None:
+    disk = CrashDisk()
+    index = opened(disk)
+    put(index, 1, ("a", 100))
+    job = index.begin_flush()
+    put(index, 2, ("a", 200))
+    job.run()
+    index.end_flush()
+    assert index.query("T", "a", 9, *ALWAYS) == [200, 100]
+    assert names(disk) == ["1-1"]
+    index.flush()
+    assert names(disk) == ["1-1", "2-2"]
+
+
+def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(key_index, "FLUSH_KEYS", 3)
+    monkeypatch.setattr(key_index, "KEYS_MAX", 4)
+    disk = CrashDisk()
+    index = opened(disk)
+    asked: list[int] = []
+    index.on_long = lambda: asked.append(1)
+    for number in range(1, 6):
+        put(index, number, (f"k{number}", number))
+    assert (asked, names(disk)) == ([1], ["1-4"])
+    job = index.begin_flush()
+    for number in range(6, 12):
+        put(index, number, (f"k{number}", number))
+    assert names(disk) == ["1-4"], "one flush at a time"
+    job.run()
+    put(index, 12, ("k12", 12))
+    assert names(disk) == ["1-4", "5-5", "6-11"]
+
+
+def test_no_descriptor_is_kept(tmp_path: Path) -> None:
+    disk = OsDisk(4)
+    index = KeyIndex(disk, str(tmp_path))
+    index.begin(1, 0)
+    for number in range(1, 31):
+        put(index, number, ("a", number))
+        index.flush()
+    found = index.candidates("T", "a", *ALWAYS)
+    assert (next(found), disk.descriptors) == (30, 1)
+    assert [at for at in found if at is not None] == list(range(29, 0, -1))
+    assert disk.descriptors == 0

@@ -131,8 +131,9 @@ async def test_key_index_on_a_bad_sector_is_rebuilt(size: int) -> None:
         assert all(wanted.values())
         groups.replicas.pop(name).kill()
         (path,) = (path for path in disk.files if "/index/" in path)
-        disk.files[path].unreadable.append((40 + 4000, 40 + 4512))
+        disk.files[path].unreadable.append((512, 1024))
         again = await groups.start(name)
+        assert positions(again) != wanted
         await (await groups.leader()).group.submit(keyed(131, 5))
         await whole_again(again)
         await groups.settle()

@@ -35,8 +35,6 @@ def store_settings(name: str, *, sync_flush: bool = True) -> StoreTable:
     return StoreTable(
         path_root_dir=str(ROOT / name),
         mapped_file_size_commit_log=1 << 20,
-        max_hash_slot_num=1000,
-        max_index_num=4000,
         flush_disk_type="SYNC_FLUSH" if sync_flush else "ASYNC_FLUSH",
     )
 
@@ -81,14 +79,15 @@ async def serve_until_the_apply_fails() -> None:
         await leader.group.submit(batch(b"before"))
 
         def fault(kind: str, path: str) -> None:
-            if kind == "write" and "/index/" in path:
+            if kind == "write" and "/consumequeue/" in path:
                 raise OSError(errno.EROFS, "read-only file system")
 
         crash_disk(groups, leader.name).fault = fault
-        await leader.group.submit(batch(b"lost", properties=b"KEYS\x01k\x02"))
+        await leader.group.submit(batch(b"lost"))
 
 
-async def test_apply_error_stops_a_serving_replica() -> None:
+async def test_apply_error_stops_a_serving_replica(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dledger.commitlog.consume_queue.SHARED_BYTES_MAX", 0)
     with pytest.raises(ExceptionGroup) as stopped:
         await serve_until_the_apply_fails()
     assert stopped.value.split(FlushFailedError)[1] is None
@@ -362,28 +361,26 @@ async def test_leadership_waits_for_its_no_op(
         assert second.group.state.applied_index >= second.group.node.state.noop_index > 0
 
 
-@pytest.mark.parametrize("derived", ["consumequeue", "index"])
 async def test_a_disk_too_full_to_apply_leaves_a_node_that_can_be_read(
-    derived: str, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """On all three replicas at once, as happens to equal disks."""
     monkeypatch.setattr("dledger.commitlog.consume_queue.SHARED_BYTES_MAX", 0)
     async with running_groups(ROOT, disks=CrashDisk) as groups:
         leader = (await groups.leader()).group
-        keyed = b"KEYS\x01k\x02"
         await leader.submit(batch(b"read me"))
         await trio.sleep(1)  # followers apply it, too
         topic, queue_id = next(key for key in leader.state.queues if key[0] == "T")
 
         def full(kind: str, path: str) -> None:
-            if kind in ("create", "write") and f"/{derived}/" in path:
+            if kind in ("create", "write") and "/consumequeue/" in path:
                 raise DiskFullError("no space")
 
         disks = [crash_disk(groups, name) for name in groups.names]
         for disk in disks:
             disk.fault = full
         outcomes: list[Proposed] = []
-        leader.propose(batch(b"too late", topic="new", properties=keyed), outcomes.append)
+        leader.propose(batch(b"too late", topic="new"), outcomes.append)
         leader.kick()
         await trio.sleep(30)
         assert [result.outcome for result in outcomes] == ["unknown"]

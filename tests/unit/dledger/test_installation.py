@@ -24,9 +24,7 @@ from tests.harness.replica_folders import install_at_once
 pytestmark = pytest.mark.slow
 
 ROOT = "/memory"
-SETTINGS = StoreTable(
-    path_root_dir=ROOT, mapped_file_size_commit_log=4096, max_hash_slot_num=100, max_index_num=400
-)
+SETTINGS = StoreTable(path_root_dir=ROOT, mapped_file_size_commit_log=4096)
 FLOOR, APPLIED, END, COMMITTED = 20, 30, 34, 11
 """First kept entry of the leader, what its snapshot covers, its newest entry, and
 what the follower knows to be committed."""

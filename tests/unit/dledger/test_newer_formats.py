@@ -32,8 +32,6 @@ OWNER = {"cluster": "C", "group": "G", "name": "n0"}
 SETTINGS = StoreTable(
     path_root_dir=ROOT,
     mapped_file_size_commit_log=SEGMENT_BYTES,
-    max_hash_slot_num=1000,
-    max_index_num=4000,
 )
 
 

@@ -20,7 +20,6 @@ from dledger.commitlog.entry import parse_header
 from dledger.commitlog.mark import Anchor, SlotFile, store_anchor
 from dledger.spark_jobs.audit.compare import audit
 from dledger.spark_jobs.audit.folder import NotAFolderError, open_folder
-from dledger.spark_jobs.audit.key_entries import shape_of
 from dledger.spark_jobs.audit.segment_report import (
     ANCHOR,
     BLANK,
@@ -36,7 +35,6 @@ from dledger.spark_jobs.audit.segment_report import (
 )
 from tests.harness.extent import examples
 from tests.harness.replica_folders import (
-    INDEX_SLOTS,
     SEGMENT_BYTES,
     START_MS,
     Writer,
@@ -186,14 +184,8 @@ def test_a_flipped_byte_of_a_unit_is_named(
 def test_a_flipped_byte_of_a_key_index_file_is_found(
     group: list[Path], data: st.DataObject, mask: int
 ) -> None:
-    files = sorted((group[2] / "index").iterdir())
-    path = data.draw(st.sampled_from(files))
-    slots_end = 40 + 4 * INDEX_SLOTS
-    counted = int.from_bytes(path.read_bytes()[36:40])
-    # Entry number 0 has no owner.
-    byte = data.draw(
-        st.integers(0, slots_end - 1) | st.integers(slots_end + 20, slots_end + 20 * counted - 1)
-    )
+    path = data.draw(st.sampled_from(sorted((group[2] / "index").iterdir())))
+    byte = data.draw(st.integers(0, path.stat().st_size - 1))
     flip(path, byte, mask)
     try:
         report = audit(group)
@@ -465,12 +457,6 @@ def test_without_anything_to_compare_it_is_unknown(tmp_path: Path) -> None:
     assert "no folder has a commit mark" in audit([bare, tmp_path / "n2"]).reason
     with pytest.raises(NotAFolderError, match="no commitlog"):
         audit([root, tmp_path / "nothing"])
-
-
-def test_the_shape_of_an_index_file_follows_from_its_size() -> None:
-    assert shape_of(420_000_040) == (5_000_000, 20_000_000)
-    assert shape_of(40 + 4 * INDEX_SLOTS + 20 * 4 * INDEX_SLOTS) == (INDEX_SLOTS, 4 * INDEX_SLOTS)
-    assert shape_of(41) is None
 
 
 def test_audit_command_prints_and_exits_with_the_verdict(

@@ -75,10 +75,10 @@ def filled(broker: Broker) -> Broker:
 async def test_all_with_the_key_come_in_the_order_of_the_log(filled: Broker) -> None:
     answer = await query(filled)
     assert bodies(answer) == [b"m0", b"m1", b"m2", b"m3", b"m4"]
-    index = filled.group.key_index
+    state = filled.group.state
     assert answer.ext == {
-        "indexLastUpdateTimestamp": str(index.last_timestamp_ms),
-        "indexLastUpdatePhyoffset": str(index.end_phy_offset),
+        "indexLastUpdateTimestamp": str(state.last_store_time_ms),
+        "indexLastUpdatePhyoffset": str(state.applied_end_position),
     }
 
 
