@@ -10,8 +10,7 @@ import os
 import random
 import resource
 import subprocess
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -35,10 +34,6 @@ from tests.harness.broken_disks import (
     program,
     tracers,
 )
-
-CUT_MAKINGS = 5
-"""A cut mounts once, and copies the image at most once: as making a disk does, a few times."""
-
 
 needs_limits = needs(limits.why_not)
 
@@ -207,28 +202,6 @@ def test_dead_disk_refuses_flushes_of_a_running_process(disk: LoopDisk) -> None:
             os.fdatasync(fd)
     finally:
         os.close(fd)
-
-
-@needs_loop
-def test_a_cut_takes_no_longer_than_making_a_few_disks(
-    disk: LoopDisk, tmp_path: Path, record_property: Callable[[str, object], None]
-) -> None:
-    made_ms, took_ms = [], []
-    for number in range(3):
-        began = time.perf_counter()
-        image, place = tmp_path / f"image-{number}", tmp_path / f"disk-{number}"
-        with loop_disk.loop_disk(image, place, size_bytes=DISK_BYTES):
-            made_ms.append((time.perf_counter() - began) * 1000)
-    for number in range(20):
-        with program(SCATTER, disk.place / str(number)) as process:
-            began = time.perf_counter()
-            disk.power_cut(lambda process=process: ended(process))  # type: ignore[misc]  # mypy infers no type for a default
-            took_ms.append((time.perf_counter() - began) * 1000)
-        assert letters(disk.place / str(number), 64) == "A" * 64
-    record_property("cut_ms", sorted(took_ms)[10])
-    print(f"power cut: median {sorted(took_ms)[10]:.0f} ms, longest {max(took_ms):.0f} ms")
-    print(f"a disk is made within {sorted(made_ms)[1]:.0f} ms")
-    assert sorted(took_ms)[10] < CUT_MAKINGS * sorted(made_ms)[1]
 
 
 def loop_devices_of(folder: Path) -> list[str]:

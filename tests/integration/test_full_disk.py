@@ -16,7 +16,6 @@ from pathlib import Path
 import pytest
 import trio
 
-from dledger.cli.config_command import set_ as config_set
 from dledger.cli.local_cluster import LocalCluster, lay_out, status_of
 from dledger.cli.log_verify import verify_store
 from dledger.cli.raft_command import transfer_leader
@@ -27,9 +26,8 @@ from dledger.client.producer.config import ProducerConfig
 from dledger.client.producer.producer import Producer
 from dledger.remoting.protocol.codes import RequestCode, ResponseCode
 from dledger.remoting.protocol.headers import SendMessageHeader
-from dledger.remoting.protocol.own_fields import GIVES_UP_FIELD, decode_given_up
 from tests.harness.cluster_questions import ask, create_topic, queue_ends
-from tests.harness.eventually import WITHIN_S, all_statuses, eventually, wait_logged
+from tests.harness.eventually import WITHIN_S, all_statuses, eventually
 from tests.harness.stored_messages import bodies_at
 
 BODY_BYTES = 60_000
@@ -236,28 +234,6 @@ async def wait_for_ratio(cluster: LocalCluster, name: str, wanted: Callable[[flo
     await eventually(f"{name} sees its disk", look)
 
 
-async def keep_less(cluster: LocalCluster, stored: list[bytes]) -> None:
-    """Let RocketMQ's request ask every broker to keep one byte, and then `dledger` with `--yes`."""
-    body = b"store.keep_bytes=1\n"
-    for node in cluster.brokers.values():
-        answer = await ask(node.address, RequestCode.UPDATE_BROKER_CONFIG, {}, body)
-        assert (answer.code, answer.ext["outcome"]) == (1, "not_stored")
-        lost = decode_given_up(answer.ext[GIVES_UP_FIELD])
-        assert 0 < lost.messages["t"] <= len(stored)
-    async with connect([cluster.namesrv_address]) as client, Producer(client, "p") as producer:
-        await producer.send(Message(SHORT, b"goes, too"))
-    await let_retention_look(cluster)
-    assert await bodies_at(cluster.namesrv_address, "t") == stored
-    names = cluster.namesrv_address
-    assert await config_set("store.keep_bytes=1", namesrv=names) == 0
-    assert await bodies_at(cluster.namesrv_address, "t") == stored
-    leader = cluster.brokers[await cluster.wait_leader()]
-    since = leader.log_path.stat().st_size
-    assert await config_set("store.keep_bytes=1", namesrv=names, yes=True) == 0
-    moved = await wait_logged(leader, "floor_moved", since=since)
-    assert (moved["cause"], moved["keep_bytes"], moved["asked_by"]) == ("size", 1, "127.0.0.1")
-
-
 @pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a small file system")
 async def test_two_full_disks_of_three_give_up_nothing(
@@ -311,7 +287,6 @@ async def test_two_full_disks_of_three_give_up_nothing(
             for status in (await all_statuses(cluster)).values()
         }
         assert len(ends) == 1, "every replica has the same log, from its first entry on"
-        await keep_less(cluster, [*stored, b"after"])
         assert all(node.running for node in cluster.brokers.values())
     finally:
         await cluster.stop_all()

@@ -109,18 +109,3 @@ async def test_weaker_modes_name_their_risk_and_survive_a_kill(
         await send_and_read(cluster, SENDS)
         await cluster.start(leader)
         await cluster.wait_caught_up(leader)
-
-
-async def test_all_members_killed_at_once_lose_no_ack(tmp_path: Path) -> None:
-    async with local_cluster(tmp_path, settings=SMALL_FILES) as cluster:
-        await create_topic([cluster.namesrv_address], "t", queues=1)
-        await send_and_read(cluster)
-        for name in cluster.brokers:
-            process = cluster.brokers[name].process
-            assert process is not None
-            process.send_signal(signal.SIGKILL)
-        for name in cluster.brokers:
-            await cluster.kill(name)
-            await cluster.start(name)
-        await cluster.wait_healthy()
-        await send_and_read(cluster, SENDS)
