@@ -230,9 +230,13 @@ def test_foreign_files_are_removed() -> None:
 
 def test_retention_removes_runs_of_removed_entries() -> None:
     disk = CrashDisk()
-    index = filled(disk, 3)
-    index.delete_before(3)
-    assert (names(disk), index.is_behind) == (["3-3"], False)
+    index = opened(disk)
+    for number in range(1, 7):
+        put(index, number, (f"k{number}", 10 * number))
+        if number % 2 == 0:
+            index.flush()
+    index.delete_before(4)
+    assert (names(disk), index.is_behind) == (["3-4", "5-6"], False)
     assert index.query("T", "k2", 9, *ALWAYS) == []
     index.delete_before(2)
     assert index.gap == (2, 2)
