@@ -38,9 +38,6 @@ MAX_DELIVERIES_PER_ENTRY = 128
 MAX_DELIVERY_BYTES = 1 << 20
 """Bytes of one delivery entry, one message at least: an entry must stay far below a segment."""
 
-LOAD_UNITS = 16_384
-"""Units of a level read in one go when a term begins."""
-
 NAME = "delay_levels"
 """In dead letters, logs and metrics."""
 
@@ -94,8 +91,9 @@ class ScheduleMessageService:
             await self._deliver_levels(leadership.term)
 
     async def _deliver_levels(self, term: int) -> None:
-        seen = {level: SeenTimes(await self._delay_ms(level) / 1000) for level in self._levels()}
-        self._wake, self._seen = {level: Wakeup() for level in seen}, seen
+        levels = self._levels()
+        self._wake = {level: Wakeup() for level in levels}
+        self._seen = {level: SeenTimes() for level in levels}
         async with trio.open_nursery() as nursery:
             for level in self._wake:
                 nursery.start_soon(self._deliver_level, level, term)
@@ -108,28 +106,6 @@ class ScheduleMessageService:
             if waits and state.delay_progress.get(queue_id + 1, 0) < bounds.max_offset:
                 found.add(queue_id + 1)
         return sorted(found)
-
-    async def _delay_ms(self, level: int) -> int:
-        """Return the longest delay that was given to a message that waits in a level."""
-        longest = self._levels_ms[level - 1] if level <= len(self._levels_ms) else 0
-        queue_id = queue_of_level(level)
-        first = self._group.state.delay_progress.get(level, 0)
-        end = self._group.state.max_offset(SCHEDULE_TOPIC, queue_id)
-        while first < end:
-            units = self._units(queue_id, first, end, LOAD_UNITS)
-            due_ms = units["tags_code"].astype(np.int64)
-            for place in (*np.flatnonzero(np.diff(due_ms) < 0).tolist(), len(units) - 1):
-                stored_ms = self._stored_ms(int(units["phy_offset"][place]))
-                longest = max(longest, int(due_ms[place]) - stored_ms)
-            first += len(units)
-            await trio.lowlevel.checkpoint()
-        return longest
-
-    def _stored_ms(self, position: int) -> int:
-        try:
-            return StoredRecords(self._group).read(position).store_timestamp_ms
-        except StoreError:
-            return 0  # being repaired, or set aside; it may wait for the clock alone
 
     def _on_applied(self, touched: Sequence[QueueTouched]) -> None:
         for topic, queue_id, max_offset in touched:
@@ -153,21 +129,10 @@ class ScheduleMessageService:
                 await self._wake[level].wait()
                 continue
             units = self._units(queue_id, next_offset, max_offset, MAX_DELIVERIES_PER_ENTRY)
-            now_ms = self._clock.wall_ms()
-            now = self._clock.monotonic()
-            wait_s = min(
-                (int(units["tags_code"][0]) - now_ms) / 1000, seen.waited(next_offset, now)
-            )
-            # Float seconds: less than a millisecond to go cannot be waited for on every clock.
-            if wait_s >= LEAST_SLEEP_S:
+            count, wait_s = self._count_due(seen, next_offset, units)
+            if not count:
                 await self._clock.sleep(min(wait_s, LONGEST_SLEEP_S))
                 continue
-            count = 1
-            while count < len(units) and (
-                int(units["tags_code"][count]) <= now_ms
-                or seen.waited(next_offset + count, now) <= 0
-            ):
-                count += 1
             async with self._building:
                 deliveries = self._build(level, next_offset, units[:count])
             if not deliveries:
@@ -190,6 +155,23 @@ class ScheduleMessageService:
                     f"delay level {level} stands at {applied} after delivering up to {to_offset}"
                 )
             next_offset = to_offset
+
+    def _count_due(
+        self, seen: SeenTimes, first: int, units: npt.NDArray[np.void]
+    ) -> tuple[int, float]:
+        """Return how many messages from *first* on are due, and how long the next one waits."""
+        now_ms, now_s = self._clock.wall_ms(), self._clock.monotonic()
+        records = StoredRecords(self._group)
+        for count, (position, _, due_ms) in enumerate(units.tolist()):
+            wait_s = (due_ms - now_ms) / 1000
+            # Float seconds: less than a millisecond to go cannot be waited for on every clock.
+            if wait_s >= LEAST_SLEEP_S:
+                # No longer than its delay after it was seen, whatever the date is by now.
+                delay_s = (due_ms - _stored_ms(records, position)) / 1000
+                wait_s = min(wait_s, seen.since_s(first + count, now_s) + delay_s - now_s)
+            if wait_s >= LEAST_SLEEP_S:
+                return count, wait_s
+        return len(units), 0.0
 
     def _units(
         self, queue_id: int, first: int, max_offset: int, count: int
@@ -231,6 +213,13 @@ def _delivered(
     return deliver(record, real_queue)
 
 
+def _stored_ms(records: StoredRecords, position: int) -> int:
+    try:
+        return records.read(position).store_timestamp_ms
+    except StoreError:
+        return 0  # being repaired, or set aside; it may wait for the clock alone
+
+
 class SeenTimes:
     """When this leader first saw the messages of a level, within `GRANULARITY_S`, never too early.
 
@@ -242,8 +231,7 @@ class SeenTimes:
     GRANULARITY_S = 1.0
     """Bounds the memory: two hours of the longest level are 7,200 items."""
 
-    def __init__(self, delay_s: float) -> None:
-        self._delay_s = delay_s
+    def __init__(self) -> None:
         self._marks: deque[tuple[float, float, int]] = deque()
 
     def note(self, max_offset: int, monotonic: float) -> None:
@@ -258,11 +246,8 @@ class SeenTimes:
                 return
         self._marks.append((monotonic, monotonic, max_offset))
 
-    def waited(self, offset: int, monotonic: float) -> float:
-        """Return how long until *offset* has waited the whole delay; not positive when it has."""
+    def since_s(self, offset: int, monotonic: float) -> float:
+        """Return when *offset* was seen, or now; what is below it is not asked for any more."""
         while self._marks and self._marks[0][2] <= offset:
             self._marks.popleft()
-        for _, seen, max_offset in self._marks:
-            if offset < max_offset:
-                return seen + self._delay_s - monotonic
-        return self._delay_s
+        return self._marks[0][1] if self._marks else monotonic

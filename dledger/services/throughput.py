@@ -114,10 +114,6 @@ BROKER_PUT_NUMS = "BROKER_PUT_NUMS"
 BROKER_GET_NUMS = "BROKER_GET_NUMS"
 """Of this node, all topics together; keyed by the cluster's name, whatever it is."""
 
-MAX_PAIRS = 5_000
-"""Pairs of topic and group that are counted; later ones are not. 39 copies of these counters are
-about 20 MB."""
-
 EVERY_S = (10, 600, 3600)
 COPIES = (7, 7, 25)
 """RocketMQ's: a minute in steps of ten seconds, an hour in steps of ten minutes, a day in hours."""
@@ -154,23 +150,12 @@ class BrokerStats:
 
     def __init__(self, ends: Callable[[], Mapping[str, int]]) -> None:
         self._ends = ends
-        self._got: dict[tuple[str, str], int] = {}
-        self._got_bytes: dict[tuple[str, str], int] = {}
+        self.got: Counters[tuple[str, str]] = Counters()
+        """What groups were given, by topic and group. 39 copies of it are about 20 MB."""
         self._rings = [
             _Ring(every_s, deque(maxlen=copies))
             for every_s, copies in zip(EVERY_S, COPIES, strict=True)
         ]
-
-    def count_got(self, topic: str, group: str, messages: int, size_bytes: int = 0) -> None:
-        """Count messages that a group was given."""
-        pair = (topic, group)
-        before = self._got.get(pair)
-        if before is not None:
-            self._got[pair] = before + messages
-            self._got_bytes[pair] += size_bytes
-        elif len(self._got) < MAX_PAIRS:
-            self._got[pair] = messages
-            self._got_bytes[pair] = size_bytes
 
     def copy_counters(self, now: float) -> None:
         """Keep copies of the counters where it is time; to be called every second or so."""
@@ -200,12 +185,12 @@ class BrokerStats:
 
     def _counts(self) -> dict[str, dict[str, int]]:
         put = dict(self._ends())
-        got = {f"{topic}@{group}": count for (topic, group), count in self._got.items()}
-        sizes = {f"{topic}@{group}": size for (topic, group), size in self._got_bytes.items()}
+        given = {f"{topic}@{group}": count for (topic, group), count in self.got.counts.items()}
+        got = {name: count.messages for name, count in given.items()}
         return {
             TOPIC_PUT_NUMS: put,
             GROUP_GET_NUMS: got,
-            GROUP_GET_SIZE: sizes,
+            GROUP_GET_SIZE: {name: count.size_bytes for name, count in given.items()},
             BROKER_PUT_NUMS: {"": sum(put.values()) - put.get(STATE_TOPIC, 0)},
             BROKER_GET_NUMS: {"": sum(got.values())},
         }
@@ -279,7 +264,7 @@ class Throughput:
         if messages:
             self.found += 1
             self.got += messages
-            self.stats.count_got(topic, group, messages, size_bytes)
+            self.stats.got.add((topic, group), messages, size_bytes)
             if self.traffic is not None:
                 self.traffic.count_given(topic, group, messages, size_bytes)
         else:

@@ -14,7 +14,6 @@ from dledger.services.throughput import (
     DAY_MS,
     MAX_COUNTERS,
     MAX_KNOWN_LEFT_OUT,
-    MAX_PAIRS,
     BrokerStats,
     Count,
     Counters,
@@ -142,11 +141,11 @@ def test_recreated_topic_never_counts_backwards() -> None:
 
 def test_pairs_beyond_the_limit_are_not_counted() -> None:
     stats = BrokerStats(dict)
-    for number in range(MAX_PAIRS + 1):
-        stats.count_got("T", f"g{number}", 1)
-    stats.count_got("T", "g0", 1)
-    assert stats.spans("GROUP_GET_NUMS", f"T@g{MAX_PAIRS}", 1.0) is None
+    for number in range(MAX_COUNTERS + 1):
+        stats.got.add(("T", f"g{number}"), 1, 0)
+    stats.got.add(("T", "g0"), 1, 0)
+    assert stats.spans("GROUP_GET_NUMS", f"T@g{MAX_COUNTERS}", 1.0) is None
     present(stats.spans("GROUP_GET_NUMS", "T@g0", 1.0))
     stats.copy_counters(1.0)
-    stats.count_got("T", "g0", 5)
+    stats.got.add(("T", "g0"), 5, 0)
     assert [span.count for span in stats.spans("GROUP_GET_NUMS", "T@g0", 2.0) or ()] == [5, 5, 5]
