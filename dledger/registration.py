@@ -16,9 +16,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-import msgspec
 import structlog
 import trio
+from msgspec import Raw, json
 
 from dledger.commitlog.errors import LocalProtocolError
 from dledger.group_api import BrokerGroup, QueueTouched
@@ -61,6 +61,12 @@ def wire_topic(config: TopicConfig) -> bodies.TopicConfig:
     )
 
 
+def encoded_topic(config: TopicConfig) -> bytes:
+    """Return a topic as a member of remoting's tables of topics."""
+    # It has no field without a value, which alone would want the dialect's own writer.
+    return json.encode({config.topic: wire_topic(config)})[1:-1]
+
+
 def data_version(group: BrokerGroup) -> bodies.DataVersion:
     """Return how new the topics of a broker are."""
     state = group.state
@@ -86,16 +92,8 @@ class TopicTable:
         async with self._lock:
             await self._catch_up()
             version = data_version(self._group)
-            body = b"".join(
-                (
-                    b'{"filterServerList":[],"topicConfigSerializeWrapper":{"dataVersion":',
-                    version.encode(),
-                    b',"topicConfigTable":{',
-                    b",".join(self._pieces.values()),
-                    b"}}}",
-                )
-            )
-        return version, body
+            table: Any = Raw(b"{%b}" % b",".join(self._pieces.values()))
+        return version, RegisterBrokerBody(TopicConfigSerializeWrapper(table, version)).encode()
 
     def since(self, base: DataVersion) -> tuple[DataVersion, bytes] | None:
         """Return the version now and a body with what changed since *base*; None: too much."""
@@ -134,9 +132,7 @@ class TopicTable:
         if config is None:
             self._pieces.pop(name, None)
             return
-        # A topic has no field without a value, which alone would want the dialect's own writer.
-        topic = msgspec.json.encode(wire_topic(config))
-        self._pieces[name] = msgspec.json.encode(name) + b":" + topic
+        self._pieces[name] = encoded_topic(config)
         self.encoded += 1
 
 
@@ -200,7 +196,7 @@ class Registration:
         self._topics = TopicTable(self._group)
         self._nursery: trio.Nursery | None = None
         # One for each change of topics that is stored and not answered yet: handlers limit them.
-        self._waiting: list[_Waiting] = []
+        self._waiting: dict[_Waiting, None] = {}
 
     @property
     def broker_id(self) -> int:
@@ -232,7 +228,7 @@ class Registration:
         if self._nursery is None or self._is_known(waiting.counter):
             then()
             return
-        self._waiting.append(waiting)
+        self._waiting[waiting] = None
         self._nursery.start_soon(self._wait_at_most, waiting)
 
     def _is_known(self, counter: int) -> bool:
@@ -244,12 +240,12 @@ class Registration:
 
     def _end_known(self) -> None:
         """End the wait for what NameServers have learned."""
-        for waiting in [each for each in self._waiting if self._is_known(each.counter)]:
-            self._end(waiting)
+        ended = [each for each in self._waiting if self._is_known(each.counter)]
+        self._group.turns.call_each(self._end, ended)
 
     def _end(self, waiting: _Waiting) -> None:
         if waiting in self._waiting:
-            self._waiting.remove(waiting)
+            del self._waiting[waiting]
             waiting.then()
 
     async def _wait_at_most(self, waiting: _Waiting) -> None:

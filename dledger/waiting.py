@@ -12,6 +12,7 @@ from heapq import heapify, heappop, heappush
 from typing import Any, Final, Generic, TypeVar
 
 import trio
+from msgspec import Raw
 
 from dledger.remoting.seams import Clock
 
@@ -127,6 +128,19 @@ async def call_in_turns(call: Callable[[T], object], items: Iterable[T], at_once
         call(item)
         if place % at_once == 0:
             await trio.lowlevel.checkpoint()
+
+
+async def joined_in_turns(pieces: Iterable[bytes], brackets: bytes) -> Any:
+    """Return a list or an object for a body, encoded; after some of it others have their turn.
+
+    Args:
+        pieces: Made one by one, when they are taken; what they are made of others may change.
+        brackets: The pair of them.
+    Cancellation: Between two pieces.
+    """
+    rows = [brackets[:1]]
+    await call_in_turns(lambda piece: rows.extend((piece, b",")), pieces, CALLS_PER_TURN)
+    return Raw(b"".join((*(rows[:-1] or rows), brackets[1:])))
 
 
 class Turns:

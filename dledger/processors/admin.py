@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import structlog
-from msgspec import structs
+from msgspec import json, structs
 
 from dledger.broker_errors import ConfirmationNeededError, SettingRefusedError
 from dledger.commitlog.entry import parse_header
@@ -36,7 +36,7 @@ from dledger.processors.handles import Limit, handles
 from dledger.remoting.access.accounts import ADMIN, SIGNED
 from dledger.remoting.connection import Connection
 from dledger.remoting.errors import BadRequestError
-from dledger.remoting.handling import Handled, Limiter
+from dledger.remoting.handling import Answered, Handled, Limiter
 from dledger.remoting.properties import format_properties, read_properties
 from dledger.remoting.protocol.bodies import (
     BrokerStatsData,
@@ -66,6 +66,7 @@ from dledger.settings.text import (
     REFUSED,
 )
 from dledger.state.state_record import AGE, FORCED, SIZE
+from dledger.waiting import joined_in_turns
 
 SOURCE: Final = "changed while it runs"
 
@@ -335,16 +336,14 @@ class SlaveSyncProcessor:
         self._group = group
 
     @handles(RequestCode.GET_ALL_CONSUMER_OFFSET, limit=Limit.ADMIN, rule=ADMIN, shows=True)
-    def consumer_offsets(self, _connection: Connection, command: RemotingCommand) -> Handled:
+    async def consumer_offsets(self, _connection: Connection, command: RemotingCommand) -> Answered:
         """Answer 43."""
-        state = self._group.state
-        body = ConsumerOffsetSerializeWrapper(
-            offset_table={
-                f"{topic}@{group}": dict(sorted(offsets.items()))
-                for (group, topic), offsets in sorted(state.consumer_offsets.items())
-            },
-            data_version=self._version(),
+        version = self._version()
+        rows = (
+            json.encode({f"{topic}@{group}": dict(sorted(offsets.items()))})[1:-1]
+            for (group, topic), offsets in list(self._group.state.consumer_offsets.items())
         )
+        body = ConsumerOffsetSerializeWrapper(await joined_in_turns(rows, b"{}"), version)
         return response_to(command, body=body.encode())
 
     @handles(RequestCode.GET_ALL_DELAY_OFFSET, limit=Limit.ADMIN, rule=ADMIN, shows=True)

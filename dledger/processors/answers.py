@@ -77,6 +77,12 @@ def require_leader(group: BrokerGroup) -> None:
         raise not_leader(group)
 
 
+def require_readable(group: BrokerGroup) -> None:
+    """Return if queues and log are as the tables. Raises NotLeaderError: not while refilled."""
+    if not group.readable:
+        raise not_leader(group)
+
+
 def failed_proposal(
     command: RemotingCommand, proposed: Proposed, group: BrokerGroup
 ) -> RemotingCommand:
@@ -271,6 +277,16 @@ async def until_current(group: BrokerGroup) -> None:
     await passed.wait()
     if outcomes[0] is not None:
         raise outcomes[0]
+
+
+async def until_stored(
+    group: BrokerGroup, offsets: OffsetCommits, slots: Iterable[OffsetSlot]
+) -> None:
+    """As `until_current`, once the offsets that were taken of these queues are stored."""
+    stored = trio.Event()
+    offsets.store_first(slots, stored.set)
+    await stored.wait()
+    await until_current(group)
 
 
 def _read_answer(

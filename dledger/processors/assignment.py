@@ -8,9 +8,11 @@ Spec: docs/internals/protocol/remoting.md, section 14.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Final
+
+import trio
 
 from dledger.commitlog.errors import MQError
 from dledger.group_api import BrokerGroup
@@ -32,10 +34,11 @@ from dledger.remoting.access.accounts import (
     topic_right,
 )
 from dledger.remoting.connection import Connection
-from dledger.remoting.handling import DEFERRED, Handled
+from dledger.remoting.handling import DEFERRED, Answered, Handled
 from dledger.remoting.protocol.bodies import MessageModel, MessageQueue
 from dledger.remoting.protocol.codes import RequestCode
 from dledger.remoting.protocol.command import RemotingCommand, response_to
+from dledger.remoting.protocol.fastjson import member
 from dledger.remoting.protocol.outcome import Condition
 from dledger.remoting.protocol.pop_requests import (
     MessageQueueAssignment,
@@ -50,6 +53,7 @@ from dledger.services.pop_grants import PopGrants
 from dledger.services.pop_lines import PopAsk
 from dledger.settings.parts import BrokerSettings
 from dledger.state.pop import MAX_REQUEST_MODES, POP_MODE, PULL_MODE, RequestMode
+from dledger.waiting import joined_in_turns
 
 AVERAGELY: Final = "AVG"
 """RocketMQ's default strategy; the one that is known here."""
@@ -67,14 +71,14 @@ ASKS: Final = Rule(rights=_asks)
 """The rights to the topic and the group in the body."""
 
 
-def averagely(queues: Sequence[int], clients: Sequence[str], client_id: str) -> list[int]:
+def averagely(queues: Sequence[int], clients: Collection[str], client_id: str) -> Sequence[int]:
     """Return the queues of one client: neighbours, as many as of any other, or one more."""
     if client_id not in clients:
         return []
-    place, count = sorted(clients).index(client_id), len(clients)
+    place, count = sum(each < client_id for each in clients), len(clients)
     share, more = divmod(len(queues), count)
     first = place * share + min(place, more)
-    return list(queues[first : first + share + (place < more)])
+    return queues[first : first + share + (place < more)]
 
 
 def _subject_of_mode(command: RemotingCommand) -> dict[str, str]:
@@ -93,43 +97,40 @@ class AssignmentProcessor:
     _pops: PopGrants
 
     @handles(RequestCode.QUERY_ASSIGNMENT, limit=Limit.CLIENT, rule=ASKS)
-    def query(self, _connection: Connection, command: RemotingCommand) -> Handled:
+    async def query(self, _connection: Connection, command: RemotingCommand) -> Answered:
         """Answer 400: the queues of one consumer, and its mode."""
         require_leader(self._group)
         asked = QueryAssignmentRequestBody.decode(command.body)
         config = self._topics.config(asked.topic)
         mode = self._mode(asked.topic, asked.consumer_group)
-        queues: list[int] = []
+        queues: Sequence[int] = ()
         if config is not None and config.readable:
-            queues = list(range(config.read_queue_nums))
+            queues = range(config.read_queue_nums)
         if asked.message_model is MessageModel.CLUSTERING and queues:
             if mode == POP_MODE:
                 queues = [ANY_QUEUE]
             else:
                 queues = averagely(queues, self._client_ids(asked), asked.client_id)
-        assigned = [
-            MessageQueueAssignment(
-                MessageQueue(asked.topic, self._settings.broker.broker_name, queue_id), mode
-            )
+        broker_name = self._settings.broker.broker_name
+        assigned = (
+            MessageQueueAssignment(MessageQueue(asked.topic, broker_name, queue_id), mode).encode()
             for queue_id in queues
-        ]
-        body = QueryAssignmentResponseBody(message_queue_assignments=assigned)
-        return response_to(command, body=body.encode())
+        )
+        encoded = await joined_in_turns(assigned, b"[]")
+        return response_to(command, body=QueryAssignmentResponseBody(encoded).encode())
 
     def _mode(self, topic: str, group: str) -> str:
         mode = self._group.state.request_modes.get((topic, group))
         return PULL_MODE if mode is None else mode.mode
 
-    def _client_ids(self, asked: QueryAssignmentRequestBody) -> list[str]:
+    def _client_ids(self, asked: QueryAssignmentRequestBody) -> Collection[str]:
         if asked.strategy_name not in ("", AVERAGELY):
             raise bad_request(
                 f"the strategy {asked.strategy_name} is not known here; leave `clientRebalance` at"
                 f" its default, true, or use {AVERAGELY}"
             )
         consumers = self._clients.consumer_group(asked.consumer_group)
-        if consumers is None:
-            return []
-        return sorted({client.client_id for client in consumers.clients.values()})
+        return () if consumers is None else consumers.client_ids
 
     @handles(
         RequestCode.SET_MESSAGE_REQUEST_MODE,
@@ -164,11 +165,16 @@ class AssignmentProcessor:
         return DEFERRED
 
     @handles(RequestCode.GET_ALL_MESSAGE_REQUEST_MODE, limit=Limit.ADMIN, rule=ADMIN, shows=True)
-    def modes(self, _connection: Connection, command: RemotingCommand) -> Handled:
+    async def modes(self, _connection: Connection, command: RemotingCommand) -> Answered:
         """Answer 402: every mode that was set."""
-        table: dict[str, dict[str, SetMessageRequestModeRequestBody]] = {}
-        for group, topic, mode, share in self._group.state.request_modes.values():
-            body = SetMessageRequestModeRequestBody(topic, group, mode, share)
-            table.setdefault(topic, {})[group] = body
-        modes = MessageRequestModes(message_request_mode_map=table)
-        return response_to(command, body=modes.encode())
+        modes = self._group.state.request_modes
+        topics = {}
+        for topic in list(modes.keys_of[0]):
+            await trio.lowlevel.checkpoint()
+            of_topic = [modes[key] for key in modes.keys_with(0, topic)]
+            rows = (
+                member(group, SetMessageRequestModeRequestBody(topic, group, mode, share))
+                for group, topic, mode, share in of_topic
+            )
+            topics[topic] = await joined_in_turns(rows, b"{}")
+        return response_to(command, body=MessageRequestModes(topics).encode())

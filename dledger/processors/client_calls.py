@@ -9,8 +9,9 @@ Spec: docs/internals/protocol/remoting.md, sections 10 and 11.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import structlog
 import trio
@@ -31,7 +32,7 @@ from dledger.remoting.connection import Connection
 from dledger.remoting.errors import RequestTimedOutError
 from dledger.remoting.handling import Answered, Handled
 from dledger.remoting.protocol import bodies
-from dledger.remoting.protocol.bodies import ProducerInfo, ProducerTableInfo
+from dledger.remoting.protocol.bodies import Body, ProducerInfo, ProducerTableInfo
 from dledger.remoting.protocol.codes import RequestCode, ResponseCode
 from dledger.remoting.protocol.command import RemotingCommand, request, response_to
 from dledger.remoting.protocol.headers import (
@@ -47,6 +48,7 @@ from dledger.remoting.protocol.headers import (
 from dledger.remoting.protocol.outcome import Condition, answer
 from dledger.remoting.seams import Clock
 from dledger.settings.parts import BrokerSettings
+from dledger.waiting import joined_in_turns
 
 CLIENT_ANSWERS_WITHIN_S: Final = 10.0
 """RocketMQ's, for a request that a broker passes on to a client."""
@@ -69,7 +71,9 @@ class ClientQueriesProcessor:
     _clock: Clock
 
     @handles(RequestCode.GET_CONSUMER_CONNECTION_LIST, limit=Limit.ADMIN, rule=SIGNED)
-    def consumer_connections(self, _connection: Connection, command: RemotingCommand) -> Handled:
+    async def consumer_connections(
+        self, _connection: Connection, command: RemotingCommand
+    ) -> Answered:
         """Answer 203: the clients of a consumer group, 206 when there is none."""
         name = ConsumerGroupHeader.decode(command.ext).consumer_group
         group = self._clients.consumer_group(name)
@@ -77,37 +81,40 @@ class ClientQueriesProcessor:
             return answer(
                 command, Condition.CONSUMER_NOT_ONLINE, f"the consumer group[{name}] not online"
             )
-        return response_to(command, body=group.connection().encode())
+        clients = await _encoded_clients(connection_of, group.clients.values())
+        return response_to(command, body=group.connection(clients).encode())
 
     @handles(RequestCode.GET_PRODUCER_CONNECTION_LIST, limit=Limit.ADMIN, rule=SIGNED)
-    def producer_connections(self, _connection: Connection, command: RemotingCommand) -> Handled:
+    async def producer_connections(
+        self, _connection: Connection, command: RemotingCommand
+    ) -> Answered:
         """Answer 204: the clients of a producer group, 1 when there is none."""
         name = ProducerGroupHeader.decode(command.ext).producer_group
         clients = self._clients.producers(name)
         if not clients:
             return answer(command, Condition.BAD_REQUEST, f"the producer group[{name}] not exist")
-        body = bodies.ProducerConnection([connection_of(client) for client in clients])
-        return response_to(command, body=body.encode())
+        encoded = await _encoded_clients(connection_of, clients)
+        return response_to(command, body=bodies.ProducerConnection(encoded).encode())
 
     @handles(RequestCode.QUERY_TOPIC_CONSUME_BY_WHO, limit=Limit.ADMIN, rule=SIGNED)
     def consumers_of_topic(self, _connection: Connection, command: RemotingCommand) -> Handled:
         """Answer 300: groups that have committed offsets of a topic, or subscribe it now."""
         topic = TopicHeader.decode(command.ext).topic
-        found = {group for group, of_topic in self._offset_keys() if of_topic == topic}
+        found = {group for group, _ in self._group.state.consumer_offsets.keys_with(1, topic)}
         found |= {
             group.name for group in self._clients.consumer_groups if topic in group.subscriptions
         }
-        return response_to(command, body=bodies.GroupList(sorted(found)).encode())
+        return response_to(command, body=bodies.GroupList(list(found)).encode())
 
     @handles(RequestCode.QUERY_TOPICS_BY_CONSUMER, limit=Limit.ADMIN, rule=SIGNED)
     def topics_of_consumer(self, _connection: Connection, command: RemotingCommand) -> Handled:
         """Answer 343: topics of which a group has committed offsets, or that it subscribes now."""
         name = GroupHeader.decode(command.ext).group
-        found = {topic for group, topic in self._offset_keys() if group == name}
+        found = {topic for _, topic in self._group.state.consumer_offsets.keys_with(0, name)}
         online = self._clients.consumer_group(name)
         if online is not None:
             found |= set(online.subscriptions)
-        return response_to(command, body=bodies.TopicList(sorted(found)).encode())
+        return response_to(command, body=bodies.TopicList(list(found)).encode())
 
     @handles(RequestCode.QUERY_SUBSCRIPTION_BY_CONSUMER, limit=Limit.ADMIN, rule=SIGNED)
     def subscription(self, _connection: Connection, command: RemotingCommand) -> Handled:
@@ -121,18 +128,14 @@ class ClientQueriesProcessor:
         return response_to(command, body=body.encode())
 
     @handles(RequestCode.GET_ALL_PRODUCER_INFO, limit=Limit.ADMIN, rule=SIGNED)
-    def producers(self, _connection: Connection, command: RemotingCommand) -> Handled:
+    async def producers(self, _connection: Connection, command: RemotingCommand) -> Answered:
         """Answer 328: every producer group with its clients."""
-        body = ProducerTableInfo(
-            data={
-                group: [self._info(client) for client in self._clients.producers(group)]
-                for group in self._clients.producer_groups()
-            }
-        )
-        return response_to(command, body=body.encode())
-
-    def _offset_keys(self) -> list[tuple[str, str]]:
-        return list(self._group.state.consumer_offsets)
+        groups = {}
+        for name in self._clients.producer_groups():
+            await trio.lowlevel.checkpoint()
+            clients = await _encoded_clients(self._info, self._clients.producers(name))
+            groups[name] = clients
+        return response_to(command, body=ProducerTableInfo(groups).encode())
 
     def _info(self, client: Client[Connection]) -> ProducerInfo:
         silent_ms = round(1000 * (self._clock.monotonic() - client.last_update))
@@ -143,6 +146,12 @@ class ClientQueriesProcessor:
             version=client.version,
             last_update_timestamp=self._clock.wall_ms() - silent_ms,
         )
+
+
+async def _encoded_clients(
+    shown: Callable[[Client[Connection]], Body], clients: Iterable[Client[Connection]]
+) -> Any:
+    return await joined_in_turns((shown(client).encode() for client in list(clients)), b"[]")
 
 
 @dataclass(eq=False, repr=False)

@@ -112,6 +112,8 @@ class ConsumerGroup(Generic[ChannelT]):
     message_model: MessageModel
     consume_from_where: ConsumeFromWhere
     clients: dict[ChannelT, Client[ChannelT]] = field(default_factory=dict)
+    client_ids: Counter[str] = field(default_factory=Counter)
+    """Of `clients`, each with the number of its connections; no zeros."""
     subscriptions: dict[str, Subscription] = field(default_factory=dict)
 
     @property
@@ -119,14 +121,35 @@ class ConsumerGroup(Generic[ChannelT]):
         """Whether every consumer sees every message."""
         return self.message_model is MessageModel.BROADCASTING
 
-    def has_client(self, client_id: str) -> bool:
-        """Whether a client of that id is there."""
-        return any(client.client_id == client_id for client in self.clients.values())
+    def put(self, client: Client[ChannelT]) -> bool:
+        """Put a client in, or in place of what its channel had; return whether ids changed."""
+        before = self.clients.get(client.channel)
+        if before is None:
+            changed = client.client_id not in self.client_ids
+        else:
+            changed = client.client_id != before.client_id
+            client = _counted_as(client, before)
+        self.client_ids[client.client_id] += 1
+        self._drop_id(before)
+        self.clients[client.channel] = client
+        return changed
 
-    def connection(self) -> ConsumerConnection:
-        """Return what GET_CONSUMER_CONNECTION_LIST answers."""
+    def take_out(self, channel: ChannelT) -> Client[ChannelT] | None:
+        """Take out and return the client of a channel, if there is one."""
+        client = self.clients.pop(channel, None)
+        self._drop_id(client)
+        return client
+
+    def _drop_id(self, client: Client[ChannelT] | None) -> None:
+        if client is not None:
+            self.client_ids[client.client_id] -= 1
+            if not self.client_ids[client.client_id]:
+                del self.client_ids[client.client_id]
+
+    def connection(self, clients: list[ClientConnection]) -> ConsumerConnection:
+        """Return what GET_CONSUMER_CONNECTION_LIST answers with these clients."""
         return ConsumerConnection(
-            connection_set=[connection_of(client) for client in self.clients.values()],
+            connection_set=clients,
             subscription_table={name: item.data for name, item in self.subscriptions.items()},
             consume_type=self.consume_type,
             message_model=self.message_model,
@@ -192,11 +215,7 @@ class ClientTable(Generic[ChannelT]):
         group.consume_type = data.consume_type
         group.message_model = data.message_model
         group.consume_from_where = data.consume_from_where
-        known = group.clients.get(client.channel)
-        changed = known is None or known.client_id != client.client_id
-        if changed and known is None:
-            changed = not group.has_client(client.client_id)
-        group.clients[client.channel] = client if known is None else _counted_as(client, known)
+        changed = group.put(client)
         self._consumers_of.setdefault(client.channel, {})[data.group_name] = None
         return _update_subscriptions(group, data.subscription_data_set) or changed
 
@@ -234,7 +253,7 @@ class ClientTable(Generic[ChannelT]):
     def unregister_consumer(self, group_name: str, channel: ChannelT) -> bool:
         """Remove a client from a consumer group; return whether others are left to rebalance."""
         group = self._consumers.get(group_name)
-        removed = None if group is None else group.clients.pop(channel, None)
+        removed = None if group is None else group.take_out(channel)
         if group is None or removed is None:
             return False
         _drop_group(self._consumers_of, channel, group_name)
@@ -242,7 +261,7 @@ class ClientTable(Generic[ChannelT]):
         if not group.clients:
             del self._consumers[group_name]
             return False
-        return not group.has_client(removed.client_id)
+        return removed.client_id not in group.client_ids
 
     def unregister_producer(self, group_name: str, channel: ChannelT) -> None:
         """Remove a client from a producer group."""

@@ -268,8 +268,8 @@ class ClientsProcessor:
         group = self._clients.consumer_group(name)
         if group is None:
             return refusal(command, bad_request(f"no consumer for this group, {name}"))
-        ids = sorted({client.client_id for client in group.clients.values()})
-        return response_to(command, ext={}, body=ConsumerIdList(consumer_id_list=ids).encode())
+        body = ConsumerIdList([*group.client_ids])
+        return response_to(command, ext={}, body=body.encode())
 
     @handles(RequestCode.CHECK_CLIENT_CONFIG, limit=Limit.CLIENT, rule=SIGNED)
     def check_config(self, _connection: Connection, command: RemotingCommand) -> Handled:

@@ -5,11 +5,12 @@ Spec: docs/internals/protocol/remoting.md, section 10.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import trio
+from msgspec import Raw
 
 from dledger.commitlog.errors import OffsetOutOfRangeError
 from dledger.group_api import BrokerGroup, store_time_at
@@ -20,13 +21,13 @@ from dledger.processors.answers import (
     nothing_to_change,
     propose_change,
     require_leader,
-    when_stored,
+    until_stored,
 )
 from dledger.processors.client_table import ClientTable
 from dledger.processors.handles import Limit, handles
 from dledger.remoting.access.accounts import ADMIN, SIGNED
 from dledger.remoting.connection import Connection
-from dledger.remoting.handling import DEFERRED, Handled
+from dledger.remoting.handling import DEFERRED, Answered, Handled
 from dledger.remoting.protocol import bodies
 from dledger.remoting.protocol.bodies import (
     ConsumeStats,
@@ -38,6 +39,7 @@ from dledger.remoting.protocol.bodies import (
 )
 from dledger.remoting.protocol.codes import RequestCode
 from dledger.remoting.protocol.command import RemotingCommand, response_to
+from dledger.remoting.protocol.fastjson import member
 from dledger.remoting.protocol.headers import (
     DeleteSubscriptionGroupHeader,
     GetBrokerConsumeStatsHeader,
@@ -54,6 +56,7 @@ from dledger.services.pending_configs import TopicView
 from dledger.settings.parts import BrokerSettings
 from dledger.state.state_record import SubscriptionGroupsChange
 from dledger.state.topics import SUBSCRIPTION_GROUPS_QUEUE, SubscriptionGroupConfig, TopicConfig
+from dledger.waiting import joined_in_turns
 
 MAX_GROUPS_PER_REQUEST: Final = 10_000
 """Groups of one request: they become one record of about 4 MB."""
@@ -171,18 +174,23 @@ class SubscriptionGroupsProcessor:
         return DEFERRED
 
     @handles(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, limit=Limit.ADMIN, rule=SIGNED)
-    def all_groups(self, _connection: Connection, command: RemotingCommand) -> Handled:
+    async def all_groups(self, _connection: Connection, command: RemotingCommand) -> Answered:
         """Answer 201: every group, whatever part was asked for."""
         state = self._group.state
         configs = {**state.builtin_groups, **state.subscription_groups}
-        wrapper = bodies.SubscriptionGroupWrapper(
-            subscription_group_table={name: wire_group(c) for name, c in sorted(configs.items())},
-            data_version=bodies.DataVersion(
-                counter=state.max_offset(STATE_TOPIC, SUBSCRIPTION_GROUPS_QUEUE),
-                state_version=self._group.term,
-            ),
+        version = bodies.DataVersion(
+            counter=state.max_offset(STATE_TOPIC, SUBSCRIPTION_GROUPS_QUEUE),
+            state_version=self._group.term,
         )
-        return response_to(command, ext={"totalGroupNum": str(len(configs))}, body=wrapper.encode())
+        table = await joined_in_turns(
+            (member(name, wire_group(config)) for name, config in configs.items()), b"{}"
+        )
+        body = bodies.SubscriptionGroupWrapper(table, data_version=version)
+        return response_to(
+            command,
+            ext={"totalGroupNum": str(len(configs))},
+            body=body.encode(),
+        )
 
     @handles(RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG, limit=Limit.ADMIN, rule=SIGNED)
     def group_config(self, _connection: Connection, command: RemotingCommand) -> Handled:
@@ -243,93 +251,87 @@ class ConsumeStatsProcessor:
     _clock: Clock
 
     @handles(RequestCode.GET_CONSUME_STATS, limit=Limit.ADMIN, rule=SIGNED, reads=True)
-    def of_group(self, connection: Connection, command: RemotingCommand) -> Handled:
+    async def of_group(self, _connection: Connection, command: RemotingCommand) -> Answered:
         """Answer 208: where a group is in each queue, of the topics asked for or all it has."""
         header = GetConsumeStatsHeader.decode(command.ext)
         require_leader(self._group)
         asked = [header.topic] if header.topic else []
         asked += [name for name in (header.topic_list or "").split(TOPIC_SEPARATOR) if name]
         name = header.consumer_group
-
-        def read() -> RemotingCommand:
-            return response_to(command, body=self._stats(name, asked).encode())
-
-        return when_stored(
-            self._group, self._offsets, self._offsets.slots(name), connection, command, read
-        )
+        await until_stored(self._group, self._offsets, self._offsets.slots(name))
+        # A request may name a topic a hundred thousand times.
+        found = [config for each in dict.fromkeys(asked) if (config := self._topics.config(each))]
+        topics = found or ([] if asked else self._topics_of(name))
+        stats = await self._stats(name, topics, [])
+        return response_to(command, body=stats.encode())
 
     @handles(RequestCode.GET_BROKER_CONSUME_STATS, limit=Limit.ADMIN, rule=SIGNED, reads=True)
-    def of_broker(self, _connection: Connection, command: RemotingCommand) -> Handled:
+    async def of_broker(self, _connection: Connection, command: RemotingCommand) -> Answered:
         """Answer 317: where every group is."""
-        return self._of_broker(command, GetBrokerConsumeStatsHeader.decode(command.ext).is_order)
-
-    async def _of_broker(self, command: RemotingCommand, is_order: bool) -> RemotingCommand:
-        body = ConsumeStatsList(broker_addr=self._settings.address)
+        is_order = GetBrokerConsumeStatsHeader.decode(command.ext).is_order
         require_leader(self._group)
+        behind: list[int] = []
+        groups: list[bytes] = []
         for name in sorted(self._group.state.consumer_offsets.keys_of[0]):
-            found: list[ConsumeStats] = []
+            stats = []
             for topic in self._topics_of(name):
-                if topic.order != is_order:
-                    continue
-                # Groups, and topics of one, may be thousands: others are served in between.
-                await trio.lowlevel.checkpoint()
-                require_leader(self._group)
-                stats = self._stats(name, [topic.topic])
-                if stats.offset_table:
-                    found.append(stats)
-            if found:
-                body.consume_stats_list.append({name: found})
-                body.total_diff += sum(map(_behind, found))
-        body.total_inflight_diff = 0
+                if topic.order == is_order:
+                    # Groups, and topics of one, may be thousands: others are served in between.
+                    await trio.lowlevel.checkpoint()
+                    stats.append(await self._stats(name, [topic], behind))
+            if stats:
+                groups.append(b"{%b}" % member(name, stats))
+        table: Any = Raw(b"[%b]" % b",".join(groups))
+        body = ConsumeStatsList(table, self._settings.address, total_diff=sum(behind))
         return response_to(command, body=body.encode())
 
     @handles(RequestCode.QUERY_CONSUME_TIME_SPAN, limit=Limit.ADMIN, rule=SIGNED, reads=True)
-    def time_span(self, connection: Connection, command: RemotingCommand) -> Handled:
+    async def time_span(self, _connection: Connection, command: RemotingCommand) -> Answered:
         """Answer 303: from when to when there are messages, how far a group is, how late."""
         header = GroupTopicHeader.decode(command.ext)
         require_leader(self._group)
         config = self._topics.config(header.topic)
         if config is None:
             raise RefusedError(Condition.TOPIC_NOT_EXIST, f"topic[{header.topic}] not exist")
-
-        def read() -> RemotingCommand:
-            spans = [
-                self._span(config.topic, header.group, queue_id)
-                for queue_id in range(config.write_queue_nums)
-            ]
-            body = QueryConsumeTimeSpanBody(consume_time_span_set=spans)
-            return response_to(command, body=body.encode())
-
         slots = self._offsets.slots(header.group, config.topic)
-        return when_stored(self._group, self._offsets, slots, connection, command, read)
+        await until_stored(self._group, self._offsets, slots)
+        queues = range(config.write_queue_nums)
+        spans = (self._span(config.topic, header.group, queue_id).encode() for queue_id in queues)
+        encoded = await joined_in_turns(spans, b"[]")
+        return response_to(command, body=QueryConsumeTimeSpanBody(encoded).encode())
 
     # ------------------------------------------------------------------------------ figures
 
-    def _topics_of(self, group_name: str) -> list[TopicConfig]:
-        """Return the topics a group has offsets of and, while it is online, still wants."""
+    def _topics_of(self, group_name: str) -> Iterator[TopicConfig]:
+        """Yield the topics a group has offsets of and, while it is online, still wants."""
         names = sorted(
             topic for _, topic in self._group.state.consumer_offsets.keys_with(0, group_name)
         )
         online = self._clients.consumer_group(group_name)
-        if online is not None and online.subscriptions:
-            names = [
-                name
-                for name in names
-                if name in online.subscriptions or name == RETRY_PREFIX + group_name
-            ]
-        return [config for name in names if (config := self._topics.config(name)) is not None]
+        wanted = {} if online is None else online.subscriptions
+        for name in names:
+            is_wanted = not wanted or name in wanted or name == RETRY_PREFIX + group_name
+            config = self._topics.config(name) if is_wanted else None
+            if config is not None:
+                yield config
 
-    def _stats(self, group_name: str, asked: Iterable[str]) -> ConsumeStats:
-        names = dict.fromkeys(asked)  # a request may name one a hundred thousand times
-        configs = [config for name in names if (config := self._topics.config(name)) is not None]
-        stats = ConsumeStats()
-        for config in configs or ([] if asked else self._topics_of(group_name)):
-            for queue_id in range(config.read_queue_nums):
-                queue = MessageQueue(config.topic, self._settings.broker.broker_name, queue_id)
-                stats.offset_table[queue] = self._progress(config.topic, group_name, queue_id)
-        return stats
+    async def _stats(
+        self, group_name: str, configs: Iterable[TopicConfig], behind: list[int]
+    ) -> ConsumeStats:
+        """Return where the group is, and add to *behind* what is left of each queue."""
+
+        def rows() -> Iterator[bytes]:
+            for config in configs:
+                for queue_id in range(config.read_queue_nums):
+                    progress = self._progress(config.topic, group_name, queue_id)
+                    behind.append(progress.broker_offset - progress.consumer_offset)
+                    queue = MessageQueue(config.topic, self._settings.broker.broker_name, queue_id)
+                    yield member(queue, progress)
+
+        return ConsumeStats(await joined_in_turns(rows(), b"{}"))
 
     def _progress(self, topic: str, group_name: str, queue_id: int) -> OffsetWrapper:
+        require_leader(self._group)
         offset = max(0, self._group.state.consumer_offset(group_name, topic, queue_id) or 0)
         return OffsetWrapper(
             broker_offset=self._group.state.max_offset(topic, queue_id),
@@ -339,6 +341,7 @@ class ConsumeStatsProcessor:
         )
 
     def _span(self, topic: str, group_name: str, queue_id: int) -> QueueTimeSpan:
+        require_leader(self._group)
         state = self._group.state
         low, high = state.min_offset(topic, queue_id), state.max_offset(topic, queue_id)
         offset = self._group.state.consumer_offset(group_name, topic, queue_id) or 0
@@ -361,10 +364,3 @@ class ConsumeStatsProcessor:
             return store_time_at(self._group, topic, queue_id, offset)
         except OffsetOutOfRangeError:
             return NO_TIME
-
-
-def _behind(stats: ConsumeStats) -> int:
-    return sum(
-        progress.broker_offset - progress.consumer_offset
-        for progress in stats.offset_table.values()
-    )

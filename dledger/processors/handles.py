@@ -23,7 +23,7 @@ from dledger.commitlog.errors import ConfigError, CorruptRecordError, OffsetOutO
 from dledger.commitlog.properties import SCHEDULE_TOPIC, TIMER_TOPIC, decode_properties
 from dledger.commitlog.record import decode_record
 from dledger.group_api import BrokerGroup
-from dledger.processors.answers import not_leader
+from dledger.processors.answers import require_readable
 from dledger.remoting.access.accounts import (
     ADMIN,
     Permission,
@@ -376,9 +376,8 @@ def _when_ready(group: BrokerGroup, handler: Handler, declaration: Declaration) 
     reads, applies = declaration.reads, not declaration.appends
 
     def handle(connection: Connection, command: RemotingCommand) -> Handled:
-        if reads and not group.readable:
-            # A snapshot is being refilled: the tables are ahead of the log.
-            raise not_leader(group)
+        if reads:
+            require_readable(group)
         if applies:
             # The answer reflects every message that was answered.
             group.catch_up()

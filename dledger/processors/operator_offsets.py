@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import Final
 
 import structlog
@@ -26,8 +27,8 @@ from dledger.processors.answers import (
     check_group_name,
     nothing_to_change,
     require_leader,
-    when_current,
-    when_stored,
+    until_current,
+    until_stored,
 )
 from dledger.processors.client_table import Client, ClientTable
 from dledger.processors.handles import SUB, Limit, handles, needs
@@ -35,7 +36,7 @@ from dledger.remoting.access.accounts import ADMIN
 from dledger.remoting.access.audit import Subject
 from dledger.remoting.connection import Connection
 from dledger.remoting.errors import RemotingError
-from dledger.remoting.handling import DEFERRED, Handled
+from dledger.remoting.handling import DEFERRED, Answered, Handled
 from dledger.remoting.protocol.bodies import (
     MessageQueue,
     QueueOffset,
@@ -44,6 +45,7 @@ from dledger.remoting.protocol.bodies import (
 )
 from dledger.remoting.protocol.codes import RequestCode, ResponseCode
 from dledger.remoting.protocol.command import RemotingCommand, request, response_to
+from dledger.remoting.protocol.fastjson import member
 from dledger.remoting.protocol.headers import (
     CloneGroupOffsetHeader,
     ResetOffsetHeader,
@@ -53,6 +55,8 @@ from dledger.remoting.protocol.own_fields import BY_OPERATOR_FIELD
 from dledger.services.offset_commits import MAX_OFFSETS_PER_RECORD, OffsetCommits, OffsetSlot
 from dledger.services.pop_grants import PopGrants
 from dledger.settings.parts import BrokerSettings
+from dledger.state.topics import TopicConfig
+from dledger.waiting import CALLED_AT_ONCE, CALLS_PER_TURN, call_in_turns, joined_in_turns
 
 LATEST = -1
 """As a time: the end of each queue."""
@@ -117,35 +121,37 @@ class ResetOffsetsProcessor:
         reads=True,
         administers=True,
     )
-    def handle(self, connection: Connection, command: RemotingCommand) -> Handled:
+    async def handle(self, connection: Connection, command: RemotingCommand) -> Answered:
         """Compute the offsets behind the read barrier, since the ends of queues are among them."""
         header = ResetOffsetHeader.decode(command.ext)
         require_leader(self._group)
         state = self._group.state
         is_out = any(topic == header.topic for _, topic, _ in state.pops.keys_with(0, header.group))
         if is_out or self._pops.receives(header.group, header.topic):
-            return when_current(
-                self._group, connection, command, lambda: self._store(connection, command, header)
-            )
-        return when_stored(
-            self._group,
-            self._offsets,
-            self._offsets.slots(header.group, header.topic),
-            connection,
-            command,
-            lambda: self._reset(connection, command, header),
-        )
+            await until_current(self._group)
+            return self._store(connection, command, header, await self._targets(header))
+        slots = self._offsets.slots(header.group, header.topic)
+        await until_stored(self._group, self._offsets, slots)
+        return await self._reset(connection, command, header)
 
     def _store(
-        self, connection: Connection, command: RemotingCommand, header: ResetOffsetHeader
-    ) -> None:
+        self,
+        connection: Connection,
+        command: RemotingCommand,
+        header: ResetOffsetHeader,
+        targets: dict[int, int],
+    ) -> Answered:
         """Store the offsets, and answer when they are applied."""
-        table = self._table(header, is_stored=True)
-        if len(table) > MAX_OFFSETS_PER_RECORD:
+        self._topic(header)
+        if len(targets) > MAX_OFFSETS_PER_RECORD:
             raise bad_request(
-                f"{len(table)} offsets are more than {MAX_OFFSETS_PER_RECORD}: reset the queues"
+                f"{len(targets)} offsets are more than {MAX_OFFSETS_PER_RECORD}: reset the queues"
                 " one by one"
             )
+        table = {
+            self._queue(header, queue_id): self._offset(header, queue_id, target, default=target)
+            for queue_id, target in targets.items()
+        }
         body = ResetOffsetBody(offset_table=table)
         answered = answer_when_done(
             connection,
@@ -167,11 +173,19 @@ class ResetOffsetsProcessor:
             or offset != state.consumer_offset(header.group, header.topic, queue.queue_id)
         ]
         self._offsets.commit_now(items, done, by_admin=True)
+        return DEFERRED
 
-    def _reset(
+    async def _reset(
         self, connection: Connection, command: RemotingCommand, header: ResetOffsetHeader
-    ) -> RemotingCommand:
-        table = self._table(header)
+    ) -> Answered:
+        targets = await self._targets(header)
+        queues = list[tuple[MessageQueue, int]]()
+
+        def settle(queue_id: int) -> None:
+            offset = self._offset(header, queue_id, targets[queue_id])
+            queues.append((self._queue(header, queue_id), offset))
+
+        await call_in_turns(settle, targets, CALLS_PER_TURN)
         consumers = self._clients.consumer_group(header.group)
         if consumers is None:
             note_refused_reset(connection, header.group, header.topic)
@@ -187,37 +201,53 @@ class ResetOffsetsProcessor:
                 raise bad_request(
                     f"the client {client.client_id} is too old for the request: {client.version}"
                 )
-        body = ResetOffsetBody(offset_table=table)
-        for client in clients:
-            self._send_reset(client, header, body)
-        return response_to(command, body=body.encode())
+        table = await joined_in_turns((member(*each) for each in queues), b"{}")
+        of_c = await joined_in_turns((_for_c(*each).encode() for each in queues), b"[]")
+        body, body_of_c = ResetOffsetBody(table).encode(), ResetOffsetBodyForC(of_c).encode()
 
-    def _table(
-        self, header: ResetOffsetHeader, *, is_stored: bool = False
-    ) -> dict[MessageQueue, int]:
-        state = self._group.state
-        config = state.topic_config(header.topic)
-        if config is None or not self._offsets.exists(header.topic):
-            raise bad_request(f"topic {header.topic} does not exist")
-        queues = range(config.write_queue_nums)
+        def send(client: Client[Connection]) -> None:
+            _send_reset(client, header, body_of_c if client.language == "CPP" else body)
+
+        await call_in_turns(send, clients, CALLS_PER_TURN)
+        return response_to(command, body=body)
+
+    async def _targets(self, header: ResetOffsetHeader) -> dict[int, int]:
+        """Return the offset that each queue is to get, by its id."""
+        queues = range(self._topic(header).write_queue_nums)
         if header.queue_id is not None and header.queue_id >= 0:
             if header.queue_id not in queues:
                 raise bad_request(f"topic {header.topic} has no queue {header.queue_id}")
             queues = range(header.queue_id, header.queue_id + 1)
-        table = {}
-        for queue_id in queues:
-            consumed = self._group.state.consumer_offset(header.group, header.topic, queue_id)
-            wanted = self._wanted(header, queue_id)
-            queue = MessageQueue(header.topic, self._settings.broker.broker_name, queue_id)
-            if consumed is None and is_stored:
-                consumed = wanted
-            if consumed is None:
-                raise bad_request(
-                    f"the consumer group {header.group} has no offset in queue {queue_id} of"
-                    f" {header.topic}"
-                )
-            table[queue] = wanted if header.is_force or wanted < consumed else consumed
-        return table
+        targets = dict[int, int]()
+
+        def seek(queue_id: int) -> None:
+            require_leader(self._group)
+            targets[queue_id] = self._wanted(header, queue_id)
+
+        await call_in_turns(seek, queues, CALLED_AT_ONCE)
+        return targets
+
+    def _topic(self, header: ResetOffsetHeader) -> TopicConfig:
+        config = self._group.state.topic_config(header.topic)
+        if config is None or not self._offsets.exists(header.topic):
+            raise bad_request(f"topic {header.topic} does not exist")
+        return config
+
+    def _offset(
+        self, header: ResetOffsetHeader, queue_id: int, target: int, default: int | None = None
+    ) -> int:
+        consumed = self._group.state.consumer_offset(header.group, header.topic, queue_id)
+        if consumed is None:
+            consumed = default
+        if consumed is None:
+            raise bad_request(
+                f"the consumer group {header.group} has no offset in queue {queue_id} of"
+                f" {header.topic}"
+            )
+        return target if header.is_force or target < consumed else consumed
+
+    def _queue(self, header: ResetOffsetHeader, queue_id: int) -> MessageQueue:
+        return MessageQueue(header.topic, self._settings.broker.broker_name, queue_id)
 
     def _wanted(self, header: ResetOffsetHeader, queue_id: int) -> int:
         state, topic = self._group.state, header.topic
@@ -228,37 +258,28 @@ class ResetOffsetsProcessor:
             return state.max_offset(topic, queue_id)
         return search_offset(self._group, topic, queue_id, header.timestamp, upper=False)
 
-    def _send_reset(
-        self, client: Client[Connection], header: ResetOffsetHeader, body: ResetOffsetBody
-    ) -> None:
-        reset = request(
-            RequestCode.RESET_CONSUMER_CLIENT_OFFSET,
-            {
-                "topic": header.topic,
-                "group": header.group,
-                "timestamp": str(header.timestamp),
-                "isForce": "true" if header.is_force else "false",
-            },
-            _for_c(body).encode() if client.language == "CPP" else body.encode(),
-        )
-        try:
-            client.channel.invoke_oneway(reset)
-        except RemotingError as error:
-            # It is taken out with its connection, and goes on from what is committed.
-            logger.info("reset_not_sent", client=client.client_id, reason=str(error))
+
+def _send_reset(client: Client[Connection], header: ResetOffsetHeader, body: bytes) -> None:
+    reset = request(
+        RequestCode.RESET_CONSUMER_CLIENT_OFFSET,
+        {
+            "topic": header.topic,
+            "group": header.group,
+            "timestamp": str(header.timestamp),
+            "isForce": "true" if header.is_force else "false",
+        },
+        body,
+    )
+    try:
+        client.channel.invoke_oneway(reset)
+    except RemotingError as error:
+        # It is taken out with its connection, and goes on from what is committed.
+        logger.info("reset_not_sent", client=client.client_id, reason=str(error))
 
 
-def _for_c(body: ResetOffsetBody) -> ResetOffsetBodyForC:
-    return ResetOffsetBodyForC(
-        offset_table=[
-            QueueOffset(
-                topic=queue.topic,
-                broker_name=queue.broker_name,
-                queue_id=queue.queue_id,
-                offset=offset,
-            )
-            for queue, offset in body.offset_table.items()
-        ]
+def _for_c(queue: MessageQueue, offset: int) -> QueueOffset:
+    return QueueOffset(
+        topic=queue.topic, broker_name=queue.broker_name, queue_id=queue.queue_id, offset=offset
     )
 
 
@@ -277,13 +298,13 @@ class CloneOffsetsProcessor:
         group = self._group
         require_leader(group)
         check_group_name(header.dest_group)
-        source, items = header.src_group, list(self._copies(header))
+        most = MAX_OFFSETS_PER_RECORD + 1
+        source, items = header.src_group, list(islice(self._copies(header), most))
         if not items:
             return nothing_to_change(group, connection, command)
         if len(items) > MAX_OFFSETS_PER_RECORD:
             raise bad_request(
-                f"{len(items)} offsets are more than {MAX_OFFSETS_PER_RECORD}: clone the group"
-                " topic by topic"
+                f"the group has more than {MAX_OFFSETS_PER_RECORD} offsets: clone it topic by topic"
             )
 
         done = answer_when_done(connection, command, group)

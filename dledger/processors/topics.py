@@ -5,7 +5,7 @@ Spec: docs/internals/protocol/remoting.md, section 10.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -25,16 +25,18 @@ from dledger.processors.answers import (
     nothing_to_change,
     propose_change,
     require_leader,
+    require_readable,
 )
 from dledger.processors.handles import Limit, handles
-from dledger.registration import data_version, wire_topic
+from dledger.registration import data_version, encoded_topic, wire_topic
 from dledger.remoting.access.accounts import ADMIN, SIGNED
 from dledger.remoting.connection import Connection
-from dledger.remoting.handling import DEFERRED, Handled
+from dledger.remoting.handling import DEFERRED, Answered, Handled
 from dledger.remoting.protocol import bodies
 from dledger.remoting.protocol.bodies import MAX_QUEUE_NUMS, out_of_bounds
 from dledger.remoting.protocol.codes import RequestCode
 from dledger.remoting.protocol.command import RemotingCommand, response_to
+from dledger.remoting.protocol.fastjson import member
 from dledger.remoting.protocol.headers import CreateTopicHeader, TopicHeader
 from dledger.remoting.protocol.outcome import Condition
 from dledger.remoting.protocol.own_fields import GivenUp
@@ -51,6 +53,7 @@ from dledger.services.retention import (
 from dledger.settings.parts import BrokerSettings
 from dledger.state.state_record import TopicsChange
 from dledger.state.topics import TopicConfig
+from dledger.waiting import joined_in_turns
 
 _log = structlog.get_logger(__name__)
 
@@ -147,19 +150,14 @@ class TopicsProcessor:
         return DEFERRED
 
     @handles(RequestCode.GET_ALL_TOPIC_CONFIG, limit=Limit.ADMIN, rule=SIGNED)
-    def all_topics(self, _connection: Connection, command: RemotingCommand) -> Handled:
+    async def all_topics(self, _connection: Connection, command: RemotingCommand) -> Answered:
         """Answer 21: every topic, whatever part was asked for."""
-        wrapper = bodies.TopicConfigSerializeWrapper(
-            topic_config_table={
-                config.topic: wire_topic(config) for config in self._group.state.all_topics()
-            },
-            data_version=data_version(self._group),
-        )
-        return response_to(
-            command,
-            ext={"totalTopicNum": str(len(wrapper.topic_config_table))},
-            body=wrapper.encode(),
-        )
+        version = data_version(self._group)
+        configs = list(self._group.state.all_topics())
+        table = await joined_in_turns(map(encoded_topic, configs), b"{}")
+        ext = {"totalTopicNum": str(len(configs))}
+        body = bodies.TopicConfigSerializeWrapper(table, version)
+        return response_to(command, ext=ext, body=body.encode())
 
     @handles(RequestCode.GET_TOPIC_CONFIG, limit=Limit.ADMIN, rule=SIGNED)
     def topic_config(self, _connection: Connection, command: RemotingCommand) -> Handled:
@@ -168,15 +166,15 @@ class TopicsProcessor:
         return response_to(command, body=wire_topic(config).encode())
 
     @handles(RequestCode.GET_TOPIC_STATS_INFO, limit=Limit.ADMIN, rule=SIGNED, reads=True)
-    def topic_stats(self, _connection: Connection, command: RemotingCommand) -> Handled:
+    async def topic_stats(self, _connection: Connection, command: RemotingCommand) -> Answered:
         """Answer 202: bounds and newest store time of each queue."""
         config = self._existing(TopicHeader.decode(command.ext).topic)
-        body = self._stats(config)
-        return response_to(command, body=body.encode())
+        table = await joined_in_turns(self._stats(config), b"{}")
+        return response_to(command, body=bodies.TopicStatsTable(table).encode())
 
-    def _stats(self, config: TopicConfig) -> bodies.TopicStatsTable:
-        table = {}
-        for queue_id in range(max(config.read_queue_nums, config.write_queue_nums)):
+    def _stats(self, config: TopicConfig) -> Iterator[bytes]:
+        for queue_id in range(config.queue_nums):
+            require_readable(self._group)
             bounds = self._group.state.queues.get((config.topic, queue_id))
             stats = bodies.TopicOffset()
             if bounds is not None:
@@ -186,8 +184,7 @@ class TopicsProcessor:
                         self._group, config.topic, queue_id, bounds.max_offset - 1
                     )
             queue = bodies.MessageQueue(config.topic, self._settings.broker.broker_name, queue_id)
-            table[queue] = stats
-        return bodies.TopicStatsTable(offset_table=table)
+            yield member(queue, stats)
 
     def _existing(self, topic: str) -> TopicConfig:
         config = self._topics.config(topic)

@@ -52,6 +52,7 @@ _ESCAPES: Final = {
 }
 _WORDS: Final = {"true": True, "false": False, "null": None, "undefined": None, "NaN": None}
 _REF: Final = "$ref"
+_REF_TEXT: Final = re.compile(rb"\$ref")
 _PATH_STEP: Final = re.compile(r"\.((?:\\.|[^.\[\\])+)|\[([^\]]*)\]")
 _INDEX: Final = re.compile("[0-9]{1,9}")
 
@@ -64,12 +65,12 @@ def loads(data: Buffer) -> Any:
 
     Raises BadRequestError: not the dialect, not UTF-8, or nested too deeply.
     """
-    raw = bytes(data)
+    # Of a body of 16 MiB no copy is made but the text of the dialect.
     try:
-        value = _standard(raw)
+        value = _standard(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        value = _read_dialect(raw)
-    if b"$ref" not in raw:
+        value = _read_dialect(data)
+    if not has_references(data):
         return value
     try:
         return _Resolver(value).resolved
@@ -77,9 +78,14 @@ def loads(data: Buffer) -> Any:
         raise BadRequestError("body is nested too deeply") from error
 
 
-def _read_dialect(raw: bytes) -> Any:
+def has_references(data: Buffer) -> bool:
+    """Tell whether a body may refer to an object elsewhere in it."""
+    return _REF_TEXT.search(data) is not None
+
+
+def _read_dialect(data: Buffer) -> Any:
     try:
-        text = raw.decode()
+        text = str(data, "utf-8")
     except UnicodeDecodeError as error:
         raise BadRequestError(f"body is not UTF-8: {error}") from error
     reader = _Reader(text)
@@ -283,13 +289,13 @@ def dumps(value: Any, dialect: Dialect = Dialect.STANDARD) -> bytes:
     """Return *value* as fastjson would write it: keys sorted, nulls left out, compact.
 
     Structs may stand as values and as map keys; as a key a struct is written as a bare object,
-    which is the only form every Java client reads.
+    which is the only form every Java client reads. A `msgspec.Raw` stands for what was encoded.
 
     Raises TypeError: something that has no place in JSON.
     """
     if dialect is Dialect.STANDARD:
         try:
-            return _encode(without_nulls(msgspec.to_builtins(value)))
+            return _encode(without_nulls(msgspec.to_builtins(value, builtin_types=(msgspec.Raw,))))
         except TypeError:
             pass  # a struct is a map key somewhere
     out: list[str] = []
@@ -297,12 +303,18 @@ def dumps(value: Any, dialect: Dialect = Dialect.STANDARD) -> bytes:
     return "".join(out).encode()
 
 
+def member(key: Any, value: Any) -> bytes:
+    """Return one member of an object: *key*, which may be a struct, and *value*."""
+    return dumps({key: value})[1:-1]
+
+
 def without_nulls(value: Any) -> Any:
     """Return *value* with every None-valued key of every dict left out."""
     if isinstance(value, dict):
         return {key: without_nulls(item) for key, item in value.items() if item is not None}
     if isinstance(value, list | tuple):
-        return [without_nulls(item) for item in value]
+        # Names are most of what is listed.
+        return [item if type(item) is str else without_nulls(item) for item in value]
     return value
 
 

@@ -220,7 +220,7 @@ class QueryAssignmentRequestBody(Body):
     message_model: MessageModel = MessageModel.CLUSTERING
 
 
-class MessageQueueAssignment(msgspec.Struct, rename="camel"):
+class MessageQueueAssignment(Body):
     """A queue of one consumer, and how it gets its messages."""
 
     message_queue: MessageQueue

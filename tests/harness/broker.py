@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from dataclasses import fields
 from typing import Any, TypeVar
+
+import trio
+import trio.testing
 
 from dledger.commitlog.errors import MQError
 from dledger.commitlog.record import pack_host
@@ -117,13 +120,30 @@ class Broker:
         command = request(code, dict(ext or {}), body)
         command.version = version
         handled = self.handle(command, connection)
+        before = len(connection.replies)
+        if isinstance(handled, Awaitable):
+            handled = trio.run(self.finish, handled)
         if handled is DEFERRED:
-            before = len(connection.replies)
             self.group.settle()
             assert len(connection.replies) == before + 1, "not answered"
             return connection.replies[-1][1]
         assert isinstance(handled, RemotingCommand), handled
         return handled
+
+    async def finish(
+        self, handled: Awaitable[Any], event: Callable[[], object] | None = None
+    ) -> Any:
+        """Return what a handler that waits returns, after the group has settled or an *event*."""
+
+        async def settle() -> None:
+            await trio.testing.wait_all_tasks_blocked()
+            (event or self.group.settle)()
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(settle)
+            answered = await handled
+            nursery.cancel_scope.cancel()
+        return answered
 
     def make_topic(self, topic: str = "T", queues: int = 4, perm: int = 6) -> None:
         """Create a topic past the processors."""

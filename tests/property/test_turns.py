@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
 from types import FrameType, SimpleNamespace
@@ -21,6 +21,7 @@ import trio.testing
 from dledger.broker_errors import PendingFullError
 from dledger.commitlog.properties import SCHEDULE_TOPIC, TIMER_TOPIC
 from dledger.group_api import SERVICES
+from dledger.processors import operator_offsets
 from dledger.processors.client_table import Client
 from dledger.remoting.handling import DEFERRED
 from dledger.remoting.protocol.bodies import ConsumerData
@@ -30,6 +31,7 @@ from dledger.remoting.protocol.topic_names import SET_ASIDE_TOPIC, TRANS_CHECK_M
 from dledger.services import stored_record
 from dledger.services.retention import RetentionService
 from dledger.settings.tables import BrokerTable, StoreTable
+from dledger.state.pop import PULL_MODE, RequestMode
 from dledger.state.state_record import TopicsChange, state_batch
 from dledger.state.topics import TopicConfig
 from tests.harness.fake_group import FakeConnection
@@ -274,6 +276,13 @@ async def longest_turn(leader: Leader, crowd: Callable[[Leader], Due]) -> tuple[
     return work.longest, work.where
 
 
+def make_limits_small(patch: pytest.MonkeyPatch) -> None:
+    for name, module in list(sys.modules.items()):
+        names = [*vars(module)] if name.startswith("dledger.") else []
+        for limit in filter(LIMITS.search, names):
+            patch.setattr(module, limit, AT_ONCE)
+
+
 @pytest.mark.parametrize(
     ("service", "branch"), [(name, at) for name in CROWDS for at in range(len(CROWDS[name]))]
 )
@@ -283,10 +292,7 @@ async def test_crowd_is_served_in_turns(
     turns = []
     for size in (FEW, MANY):
         with pytest.MonkeyPatch.context() as patch:
-            for name, module in list(sys.modules.items()):
-                names = [*vars(module)] if name.startswith("dledger.") else []
-                for limit in filter(LIMITS.search, names):
-                    patch.setattr(module, limit, AT_ONCE)
+            make_limits_small(patch)
             leader = Leader(tmp_path / str(size), patch, size)
             turns.append(await longest_turn(leader, CROWDS[service][branch]))
     (few, _), (many, where) = turns
@@ -302,3 +308,78 @@ async def test_each_service_has_its_crowds(
     (inner,) = task.child_nurseries
     tasks = {".".join(each.name.rsplit(".", 2)[1:]) for each in inner.child_tasks}
     assert {name.removeprefix("waiting.") for name in tasks} | {*SERVICES, "Turns.run"} == {*CROWDS}
+
+
+def with_rows(leader: Leader) -> Leader:
+    """Have as many of whatever an answer lists as the crowd is large."""
+    changes = [TopicsChange(put=(TopicConfig("Q", leader.crowd, leader.crowd, 6),))]
+    changes += [TopicsChange(put=(TopicConfig(f"t{n}"),)) for n in range(leader.crowd)]
+    for change in changes:
+        leader.group.propose(state_batch(change), lambda _: None)
+    for number in range(leader.crowd):
+        leader.broker.make_group(f"g{number}")
+        leader.group.put("Q", number, b"x")
+        leader.member("g", f"g{number}", producer="pg" if number % 2 else f"pg{number}")
+        for slot in (("g", "Q", number), (f"g{number}", "Q", 0), ("g", f"t{number}", 0)):
+            leader.processors.offsets.commit(*slot, 0)
+        for topic, group in (("Q", f"g{number}"), (f"t{number}", "g")):
+            modes = leader.group.state.request_modes
+            modes[topic, group] = RequestMode(group, topic, PULL_MODE, 0)
+    leader.processors.offsets.flush()
+    leader.group.settle()
+    return leader
+
+
+ASSIGNMENT: Final = (
+    b'{"topic":"Q","consumerGroup":"g0","clientId":"%s","messageModel":"CLUSTERING"}'
+)
+
+ANSWERS: Final[dict[RequestCode, dict[str, str]]] = {
+    RequestCode.GET_ALL_TOPIC_CONFIG: {},
+    RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: {},
+    RequestCode.GET_ALL_CONSUMER_OFFSET: {},
+    RequestCode.GET_ALL_MESSAGE_REQUEST_MODE: {},
+    RequestCode.GET_ALL_PRODUCER_INFO: {},
+    RequestCode.GET_CONSUMER_CONNECTION_LIST: {"consumerGroup": "g"},
+    RequestCode.GET_PRODUCER_CONNECTION_LIST: {"producerGroup": "pg"},
+    RequestCode.GET_CONSUMER_LIST_BY_GROUP: {"consumerGroup": "g"},
+    RequestCode.QUERY_TOPIC_CONSUME_BY_WHO: {"topic": "Q"},
+    RequestCode.QUERY_TOPICS_BY_CONSUMER: {"group": "g"},
+    RequestCode.GET_TOPIC_STATS_INFO: {"topic": "Q"},
+    RequestCode.GET_CONSUME_STATS: {"consumerGroup": "g"},
+    RequestCode.GET_BROKER_CONSUME_STATS: {"isOrder": "false"},
+    RequestCode.QUERY_CONSUME_TIME_SPAN: {"group": "g", "topic": "Q"},
+    RequestCode.INVOKE_BROKER_TO_RESET_OFFSET: {
+        "group": "g", "topic": "Q", "timestamp": "0", "isForce": "true",
+    },
+    RequestCode.QUERY_ASSIGNMENT: {},
+}  # fmt: skip
+"""Requests whose answers have a row for each of a crowd."""
+
+
+@pytest.mark.parametrize("code", ANSWERS)
+async def test_answer_of_many_rows_is_made_in_turns(tmp_path: Path, code: RequestCode) -> None:
+    turns, sizes = [], []
+    for size in (FEW, MANY):
+        with pytest.MonkeyPatch.context() as patch:
+            leader = with_rows(Leader(tmp_path / str(size), patch, size))
+            members = leader.processors.clients.consumer_group("g0")
+            assert members is not None
+            (client_id,) = members.client_ids
+            command = request(code, dict(ANSWERS[code]), ASSIGNMENT % client_id.encode())
+            make_limits_small(patch)
+            patch.setattr(operator_offsets, "CALLED_AT_ONCE", AT_ONCE)
+            work = Work()
+            trio.lowlevel.add_instrument(work)
+            await trio.lowlevel.checkpoint()
+            handled = leader.broker.handle(command)
+            if isinstance(handled, Awaitable):
+                handled = await leader.broker.finish(handled)
+            await trio.lowlevel.checkpoint()
+            trio.lowlevel.remove_instrument(work)
+            sys.settrace(None)
+            turns.append((work.longest, work.where))
+            sizes.append(len(handled.body))
+    (few, _), (many, where) = turns
+    assert sizes[1] > 2 * sizes[0]
+    assert many - few <= LINES_PER_MORE * (MANY - FEW), f"{many} lines, not {few}: {where}"

@@ -199,8 +199,8 @@ def test_the_clients_of_a_group_are_listed(broker: Broker) -> None:
     ask = {"consumerGroup": "g"}
     code = RequestCode.GET_CONSUMER_LIST_BY_GROUP
     assert broker.call(code, ask).code == 1
-    beat(broker, FakeConnection(), SubscriptionData("T"), client_id="c2")
     beat(broker, FakeConnection(), SubscriptionData("T"), client_id="c1")
+    beat(broker, FakeConnection(), SubscriptionData("T"), client_id="c2")
     response = broker.call(code, ask)
     assert json.loads(bytes(response.body)) == {"consumerIdList": ["c1", "c2"]}
 
@@ -351,7 +351,7 @@ def test_a_client_on_a_second_connection_is_no_change(broker: Broker) -> None:
     beat(broker, second, SubscriptionData("T"), client_id="c1")
     first.close()
     assert len(reported(other)) == before
-    assert ids(broker) == ["c1", "c2"]
+    assert ids(broker) == ["c2", "c1"]
     second.close()
     assert len(reported(other)) == before + 1
 

@@ -219,7 +219,7 @@ class Watched(Table[Any, Any]):
 WATCHED = ("consumer_offsets", "queue_locks", "pops", "request_modes")
 
 
-async def test_requests_for_a_name_cost_no_look_at_others(filled: Broker) -> None:
+def test_requests_for_a_name_cost_no_look_at_others(filled: Broker) -> None:
     """A broker may have a million rows, and each request is one turn of its event loop."""
     state, processors, code = filled.group.state, filled.processors, RequestCode
     tables = {name: Watched(getattr(state, name).form) for name in WATCHED}
@@ -228,7 +228,7 @@ async def test_requests_for_a_name_cost_no_look_at_others(filled: Broker) -> Non
         table.passes = 0
         setattr(state, name, table)
     assert len(stats(filled).offset_table) == 3
-    answer = await filled.handle(request(code.GET_BROKER_CONSUME_STATS, {"isOrder": "false"}))
+    answer = filled.call(code.GET_BROKER_CONSUME_STATS, {"isOrder": "false"})
     assert len(ConsumeStatsList.decode(answer.body).consume_stats_list) == 2
     assert processors.offsets.topics_of("h") == ["T"]
     assert filled.handle(request(code.POP_MESSAGE, fields(consumerGroup="p"))) is DEFERRED
@@ -257,15 +257,13 @@ def test_topics_an_online_group_no_longer_wants_are_left_out(filled: Broker) -> 
     assert {queue.topic for queue in stats(filled).offset_table} == {"U"}
 
 
-async def test_all_groups_of_a_broker_are_shown(filled: Broker) -> None:
-    asked = request(RequestCode.GET_BROKER_CONSUME_STATS, {"isOrder": "false"})
-    answer = await filled.handle(asked)
-    assert isinstance(answer, RemotingCommand)
+def test_all_groups_of_a_broker_are_shown(filled: Broker) -> None:
+    answer = filled.call(RequestCode.GET_BROKER_CONSUME_STATS, {"isOrder": "false"})
     body = ConsumeStatsList.decode(answer.body)
     assert [list(item) for item in body.consume_stats_list] == [["g"], ["h"]]
     assert len(body.consume_stats_list[0]["g"]) == 2, "one for each topic"
     assert (body.broker_addr, body.total_diff) == (LEADER, 2)
-    answer = await filled.handle(request(RequestCode.GET_BROKER_CONSUME_STATS, {"isOrder": "true"}))
+    answer = filled.call(RequestCode.GET_BROKER_CONSUME_STATS, {"isOrder": "true"})
     assert ConsumeStatsList.decode(answer.body).consume_stats_list == []
 
 
@@ -291,11 +289,11 @@ def test_unknown_topic_is_answered_with_its_reason(filled: Broker) -> None:
     assert filled.call(RequestCode.QUERY_CONSUME_TIME_SPAN, ext).code == 17
 
 
-async def test_only_the_leader_answers_it(filled: Broker) -> None:
+def test_only_the_leader_answers_it(filled: Broker) -> None:
     filled.group.step_down("10.0.0.2:10911")
     answers = [
         filled.call(RequestCode.GET_CONSUME_STATS, {"consumerGroup": "g"}),
         filled.call(RequestCode.QUERY_CONSUME_TIME_SPAN, {"topic": "T", "group": "g"}),
-        await filled.handle(request(RequestCode.GET_BROKER_CONSUME_STATS, {"isOrder": "false"})),
+        filled.call(RequestCode.GET_BROKER_CONSUME_STATS, {"isOrder": "false"}),
     ]
     assert [answer.code for answer in answers] == [14, 14, 14]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -265,7 +266,10 @@ async def test_reset_of_a_pop_group_wakes_what_is_held(
     async with trio.open_nursery() as nursery:
         nursery.start_soon(broker.processors.pops.run)
         await trio.sleep(5)
-        assert reset(broker, 1).code == 0
+        ext = {"topic": "T", "group": "g", "timestamp": "-1", "isForce": "true", "offset": "1"}
+        asked = request(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, ext)
+        assert await broker.finish(broker.handle(asked)) is DEFERRED
+        group.settle()
         assert offset_of(broker) == 1
         await trio.sleep(2 * PASSED_OVER_MS / 1000)
         group.settle()
@@ -291,10 +295,8 @@ def test_reset_by_a_deposed_leader_stores_nothing(popping: Broker) -> None:
     popping.group.barriers_pass = False
     ext = {"topic": "T", "group": "g", "timestamp": "-1", "isForce": "true", "offset": "0"}
     command = request(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, ext)
-    assert popping.handle(command) is DEFERRED
-    popping.group.step_down("10.0.0.2:10911")
-    found = answer_of(popping, command)
-    assert found is not None
+    event = partial(popping.group.step_down, "10.0.0.2:10911")
+    found = trio.run(popping.finish, popping.handle(command), event)
     assert found.ext["leaderAddr"] == "10.0.0.2:10911"
     assert len(popping.group.state.pops["g", "T", 0].out) == len(given)
 
