@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+from dledger.jepsen_like.history.columns import hash_range
 from dledger.jepsen_like.history.operation import NEVER, F, Operation, Outcome
 from tests.harness import every_order
 
@@ -105,3 +106,11 @@ def _step(state: tuple[tuple[int, ...], int], op: Operation) -> tuple[tuple[int,
     if not op.values and -1 < op.off < op.max_off:
         return None  # nothing was there, though its end is behind it
     return state
+
+
+def folded(operations: list[Operation], rng: random.Random) -> list[Operation]:
+    """Keep some pulls as a range and a hash."""
+    for op in operations:
+        if op.f == F.PULL and op.values and op.outcome == Outcome.OK and rng.random() < 0.7:
+            op.range_hash, op.values = hash_range(op.off, op.values), ()
+    return operations

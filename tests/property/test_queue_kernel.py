@@ -21,15 +21,15 @@ from dledger.jepsen_like.checkers.kernel.tables import gather, table_to_numpy
 from dledger.jepsen_like.checkers.queue_log import name_violations, wanted_by
 from dledger.jepsen_like.checkers.transactions import transactions_of
 from dledger.jepsen_like.checkers.verdict import Violation
-from dledger.jepsen_like.history.columns import hash_range, obs_table, ops_table
-from dledger.jepsen_like.history.operation import NEVER, F, Operation, Outcome
+from dledger.jepsen_like.history.columns import obs_table, ops_table
+from dledger.jepsen_like.history.operation import NEVER, NOTHING, F, Operation, Outcome
 from tests.harness.clean_histories import clean_history
 from tests.harness.extent import EXTENT, examples
 from tests.harness.fast_part import gate_part
 from tests.harness.history_world import TOPIC as CLEAN_TOPIC
 from tests.harness.planted_anomalies import PLANTERS
 from tests.harness.planted_scene import InapplicableError, Scene
-from tests.harness.queue_histories import TOPIC, is_linearizable, random_history
+from tests.harness.queue_histories import TOPIC, folded, is_linearizable, random_history
 from tests.harness.rows import row
 
 
@@ -134,14 +134,6 @@ def test_planted_anomalies_are_named_however_cut(name: str) -> None:
     assert planted >= 5
 
 
-def folded(operations: list[Operation], rng: random.Random) -> list[Operation]:
-    """Keep some pulls as a range and a hash."""
-    for op in operations:
-        if op.f == F.PULL and op.values and op.outcome == Outcome.OK and rng.random() < 0.7:
-            op.range_hash, op.values = hash_range(op.off, op.values), ()
-    return operations
-
-
 def test_hashed_pull_is_judged_as_its_values() -> None:
     names = {"valid": 0, "wrong": 0, "missed": 0}
     for seed in range(RANDOM):
@@ -242,3 +234,19 @@ def sends(at: dict[int, int]) -> list[Operation]:
     return [
         row(off, F.SEND, off * 10, off * 10 + 5, off=off, value=value) for off, value in at.items()
     ]
+
+
+def test_equal_values_of_one_offset_lie_the_same_in_every_order() -> None:
+    rows = np.arange(4, dtype=np.int64)
+    ops = {name: np.zeros(4, dtype=np.int64) for name in OPS_COLUMNS}
+    ops |= {"op_id": rows, "call_ns": rows, "ret_ns": rows + 9, "value": np.array([5, 8, 6, 8])}
+    ops["max_off"] = ops["min_off"] = np.full(4, NOTHING)
+    ops["off"] = np.array([0, 1, 1, 1])
+    empty = {name: np.zeros(0, dtype=np.int64) for name in OBS_COLUMNS}
+    reported = set()
+    for seed in range(24):
+        order = random.Random(seed).sample(range(4), 4)
+        parts = [{name: column[[at]] for name, column in ops.items()} for at in order]
+        said = judge_queue(gather(parts, [empty]))
+        reported.add((said.offs, said.values))
+    assert reported == {((1,), (8,))}
