@@ -11,9 +11,11 @@ Spec: docs/reference/formats.md, section 4.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from itertools import islice
+from operator import attrgetter
 from typing import Final
 
 import numpy as np
@@ -251,8 +253,8 @@ class KeyIndex:
         end = self._keys.first
         yield from self._keys.positions_of(key_hash)
         # Runs may be merged while the caller pauses: found by their entries, not by their number.
-        while older := [run for run in self._runs if run.first < end]:
-            run = older[-1]
+        while older := bisect_left(self._runs, end, key=attrgetter("first")):
+            run = self._runs[older - 1]
             end = run.first
             if run.count and run.high < low:
                 return

@@ -29,6 +29,7 @@ SIDE_MODES: Final[dict[str, str]] = {
     "access_control": "brokers and NameServers check signatures, and refuse strangers",
     "many_queues": "ten thousand queues are filled and read",
     "half_messages": "a half message stays open until retention has come to it",
+    "administration": "topics, groups, modes and offsets are set, and shown by each view",
 }
 """Name and what is done; each counts as ``mode_<name>``, once for each time it was done."""
 

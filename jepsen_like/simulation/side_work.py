@@ -38,6 +38,7 @@ from dledger.remoting.protocol.command import request
 from dledger.remoting.protocol.headers import GetMaxOffsetHeader, UpdateConsumerOffsetHeader
 from dledger.remoting.protocol.outcome import outcome_of
 from dledger.services.retention import RETENTION_ATTRIBUTE
+from dledger.testing.admin_registers import AdminRegisters
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -128,7 +129,7 @@ class SideCommits:
         header = UpdateConsumerOffsetHeader(self._group, queue.topic, queue.queue_id, offset)
         code = RequestCode.UPDATE_CONSUMER_OFFSET
         if not waits:
-            before = self._leadership(address)
+            before = self.leadership(address)
             link = await instance.link(address, ASK_S)
             link.connection.invoke_oneway(request(code, header.encode()))
             # Requests of a connection are handled in their order.
@@ -138,7 +139,7 @@ class SideCommits:
             )
             answer = await instance.ask(address, code, asked.encode(), timeout_s=ASK_S)
             is_same = link is await instance.link(address, ASK_S)
-            is_same = is_same and before == self._leadership(address)
+            is_same = is_same and before == self.leadership(address)
             if not answer.code and before is not None and is_same:
                 slot.open.discard(offset)
                 slot.may.add(offset)
@@ -157,16 +158,16 @@ class SideCommits:
     async def look(self, consumer: PullConsumer, queue: MessageQueue) -> None:
         """Read what is stored, and compare. Raises ClientError: there is no answer."""
         slot = self._slots.setdefault(queue, _Slot())
-        taken, before = slot.taken, self._leadership()
+        taken, before = slot.taken, self.leadership()
         stored = await consumer.committed_offset(queue)
         if stored not in slot.may | slot.open:
             self._contradicts(f"{queue} has {stored} committed, may be {slot.may | slot.open}")
-        elif taken is None or not taken[1] == before == self._leadership():
+        elif taken is None or not taken[1] == before == self.leadership():
             return
         elif stored not in {taken[0], *slot.open}:
             self._contradicts(f"{queue} has {stored} committed, and {taken[0]} was taken last")
 
-    def _leadership(self, address: str | None = None) -> Leadership | None:
+    def leadership(self, address: str | None = None) -> Leadership | None:
         """Return which member leads, and its term; None when it is not the one at *address*."""
         node = self._world.leader()
         if node is None or node.group is None or address not in (None, node.endpoint):
@@ -241,6 +242,9 @@ class SideWork:
         self._commits = SideCommits(world, self._rng, NAME, self._contradicts)
         self._odd = OddMessages(world, self._rng, self._contradicts)
         self._many = ManyQueues(world, self._rng, self._contradicts)
+        self._registers = AdminRegisters(
+            BROKER, self._rng, self._commits.leadership, self._contradicts
+        )
         settings = plan.settings
         self._request_bytes = settings.segment_bytes // 4
         kept_bytes = (settings.keep_segments + 2) * settings.segment_bytes
@@ -289,6 +293,8 @@ class SideWork:
             return await self._delete_topic(instance, producer, consumer)
         if mode == "hostile_contents":
             return await self._odd.turn(instance, BROKER, producer, consumer)
+        if mode == "administration":
+            return await self._registers.turn(instance)
         if mode == "many_queues":
             return await self._many.turn(instance, producer, consumer)
         if mode == "half_messages":

@@ -46,8 +46,8 @@ from dledger.jepsen_like.history.columns import hash_range
 from dledger.jepsen_like.history.operation import NOTHING, F, Operation, Outcome
 from dledger.jepsen_like.nemesis.ground import Moment
 from dledger.jepsen_like.seeded_rng import SimRng, rng_stream
-from dledger.jepsen_like.workloads.output_topic import read_queue
 from dledger.jepsen_like.workloads.recorder import Recorder, value_of
+from dledger.jepsen_like.workloads.through import read_queue
 from dledger.remoting.protocol.codes import RequestCode
 from dledger.remoting.protocol.headers import ConsumerSendMsgBackHeader
 from dledger.remoting.protocol.outcome import outcome_of

@@ -14,9 +14,9 @@ from dledger.client.core.route import MessageQueue
 from dledger.client.producer.config import ProducerConfig
 from dledger.client.producer.producer import Producer
 from dledger.jepsen_like.history.operation import F, Operation, Outcome
-from dledger.jepsen_like.workloads.output_topic import make_topic
 from dledger.jepsen_like.workloads.producers import ATTEMPT_TIMEOUT_S, SEND_TIMEOUT_S
 from dledger.jepsen_like.workloads.recorder import VALUE_BYTES, Recorder, value_of
+from dledger.jepsen_like.workloads.through import make_topic
 
 OUTPUT_SUFFIX: Final = "-perishable"
 """Ends the name of the topic that these clients use."""

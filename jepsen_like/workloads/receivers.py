@@ -34,9 +34,8 @@ from dledger.jepsen_like.checkers.pop import IN_ORDER_SUFFIX
 from dledger.jepsen_like.checkers.retries import DEAD_PREFIX
 from dledger.jepsen_like.history.operation import NOTHING, F, Operation, Outcome
 from dledger.jepsen_like.seeded_rng import SimRng, rng_stream
-from dledger.jepsen_like.workloads.output_topic import read_queue
 from dledger.jepsen_like.workloads.recorder import Recorder, value_of
-from dledger.jepsen_like.workloads.through import Received, ReceivingConsumer, Through
+from dledger.jepsen_like.workloads.through import Received, ReceivingConsumer, Through, read_queue
 from dledger.remoting.protocol.bodies import SubscriptionGroupConfig
 from dledger.remoting.protocol.codes import RequestCode, ResponseCode
 from dledger.remoting.protocol.pop_requests import ReceiptHandle

@@ -19,8 +19,8 @@ from dledger.client.core.message_ext import MessageExt
 from dledger.client.core.route import MessageQueue
 from dledger.jepsen_like.history.operation import NOTHING, F, Operation
 from dledger.jepsen_like.seeded_rng import SimRng
-from dledger.jepsen_like.workloads.output_topic import make_topic, read_queue
 from dledger.jepsen_like.workloads.recorder import Recorder
+from dledger.jepsen_like.workloads.through import make_topic, read_queue
 
 GROUP: Final = "steppers"
 OUTPUT_SUFFIX: Final = "-steps"

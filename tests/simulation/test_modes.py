@@ -21,6 +21,9 @@ from dledger.jepsen_like.plans.plan import Kind, Plan, Settings, Step, Workload
 from dledger.jepsen_like.plans.promised import promised
 from dledger.jepsen_like.simulation import side_services
 from dledger.jepsen_like.simulation.play import play
+from dledger.processors import groups
+from dledger.remoting.connection import Connection
+from dledger.remoting.protocol.command import RemotingCommand, response_to
 from dledger.state.state_record import with_hosts
 from tests.harness.fast_part import gate_part
 from tests.harness.judged import broken
@@ -68,6 +71,15 @@ def test_a_tag_that_is_not_what_was_sent_is_found(monkeypatch: pytest.MonkeyPatc
     tags = vars(MessageExt)["tags"].fget
     monkeypatch.setattr(MessageExt, "tags", property(lambda message: tags(message).strip()))
     assert broken(play(_only("hostile_contents", 200_000))) == {"side_work"}
+
+
+@pytest.mark.hunt
+def test_a_change_of_a_group_that_is_not_stored_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def answered(connection: Connection, command: RemotingCommand, *_: object) -> None:
+        connection.reply(command, response_to(command))
+
+    monkeypatch.setattr(groups, "propose_change", answered)
+    assert broken(play(_only("administration", 200_000))) == {"side_work"}
 
 
 @pytest.mark.hunt

@@ -10,7 +10,7 @@ import pytest
 from dledger.client.core.errors import ClientError
 from dledger.client.core.route import MessageQueue
 from dledger.jepsen_like.workloads.consumers import retry_delay_ms
-from dledger.jepsen_like.workloads.output_topic import MESSAGES, read_queue
+from dledger.jepsen_like.workloads.through import MESSAGES, read_queue
 from dledger.processors.send_back import retry_level
 
 QUEUE = MessageQueue("T", "g", 0)

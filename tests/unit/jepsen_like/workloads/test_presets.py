@@ -19,9 +19,9 @@ from dledger.state.topics import SubscriptionGroupConfig, TopicConfig
 USES = tomllib.loads(Path(__file__).with_name("uses.toml").read_text())
 ATTRIBUTES = {RETENTION_ATTRIBUTE, TYPE_ATTRIBUTE, EXPIRES_ATTRIBUTE}
 ROWS = {
-    "requests": ({code.name for code in codes_of(PROCESSORS)}, 59),
-    "topics": ({*TopicConfig.__struct_fields__, *ATTRIBUTES}, 5),
-    "groups": ({*SubscriptionGroupConfig.__struct_fields__}, 11),
+    "requests": ({code.name for code in codes_of(PROCESSORS)}, 35),
+    "topics": ({*TopicConfig.__struct_fields__, *ATTRIBUTES}, 2),
+    "groups": ({*SubscriptionGroupConfig.__struct_fields__}, 2),
 }
 """What there is, and how many of it may have no workload; the numbers only go down."""
 

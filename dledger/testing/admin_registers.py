@@ -1,0 +1,155 @@
+"""What administrators set, each a register, and views of it: a judge of any cluster.
+
+Each register gets numbers, one after the other and each of them once. What the leader shows of it,
+in whatever view, is the newest acknowledged one, or one whose outcome was never known; anything
+else contradicts. The leader is asked, as others may be behind. The registers stand in
+``admin_registers.toml``.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from typing import Any, Final
+
+from msgspec import json
+
+from dledger.client.core.client_instance import ClientInstance
+from dledger.client.core.errors import BrokerUnreachableError
+from dledger.remoting.protocol.codes import RequestCode
+from dledger.remoting.protocol.command import RemotingCommand
+from dledger.remoting.protocol.fastjson import loads
+from dledger.remoting.protocol.outcome import outcome_of
+from dledger.remoting.protocol.own_fields import NOT_MADE_FIELD
+
+ASK_S: Final = 10.0
+WRITES_PER_TURN, VIEWS_PER_TURN = 3, 4
+
+Row = Mapping[str, Any]
+"""A write or a view, as the file has it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Register:
+    """How one is set and shown.
+
+    Attributes:
+        may: What a view may show; None: it is not there.
+        open: Likewise, what was never answered.
+    """
+
+    writes: tuple[Row, ...]
+    views: tuple[Row, ...]
+    may: set[int | None] = field(default_factory=lambda: {None})
+    open: set[int | None] = field(default_factory=set)
+
+
+class AdminRegisters:
+    """The registers of one cluster; one task uses them."""
+
+    def __init__(
+        self,
+        broker_name: str,
+        rng: Random,
+        leadership: Callable[[], object | None],
+        contradicts: Callable[[str], None],
+    ) -> None:
+        """Prepare; nothing is set yet.
+
+        Args:
+            leadership: The leader and its term; None: that is open. An answer counts only
+                where it is the same before and after.
+            contradicts: Called with a sentence for each answer that cannot be.
+        """
+        self._broker_name = broker_name
+        self._rng = rng
+        self._leadership = leadership
+        self._contradicts = contradicts
+        text = Path(__file__).with_suffix(".toml").read_text()
+        rows = tomllib.loads(text.replace("<broker>", broker_name))
+        self._always: list[Row] = [
+            {"code": code, "fields": fields} for code, fields in rows.pop("always").items()
+        ]
+        self._registers = [_Register(**each) for each in rows.values()]
+        self._number = 0
+
+    async def turn(self, instance: ClientInstance) -> bool:
+        """Set one register a few times and look at it; ask for other views.
+
+        Returns whether all was answered.
+
+        Raises ClientError: the cluster is in trouble.
+        """
+        first = self._registers[0]
+        register = first if None in first.may else self._rng.choice(self._registers)
+        await self._look(instance, register)
+        for _ in range(self._rng.randint(1, WRITES_PER_TURN)):
+            self._number += 1
+            if not await self._write(instance, register, self._number):
+                return False
+            await self._look(instance, register)
+        for view in self._rng.sample(self._always, VIEWS_PER_TURN):
+            before = self._leadership()
+            answer = await self._ask(instance, view)
+            if answer.code and before is not None and before == self._leadership():
+                self._contradicts(f"{view['code']} is refused: {answer.remark}")
+        return True
+
+    async def _write(self, instance: ClientInstance, register: _Register, number: int) -> bool:
+        for write in register.writes:
+            sets = write.get("sets", "number")
+            if sets == "absence" and self._rng.random() < 0.5:
+                continue
+            value = None if sets == "absence" else number
+            was_open = value in register.open
+            register.open.add(value)
+            answer = await self._ask(instance, _filled(write, number))
+            if not was_open and (not answer.code or outcome_of(answer) == "not_stored"):
+                register.open.discard(value)
+            if answer.code:
+                return False
+            if sets != "nothing":
+                register.may.clear()
+                register.may.add(value)
+        return True
+
+    async def _look(self, instance: ClientInstance, register: _Register) -> None:
+        for view in register.views:
+            before = self._leadership()
+            shown = _shown(await self._ask(instance, view), view["shows"])
+            may = register.may | register.open
+            if before is not None and before == self._leadership() and shown not in may:
+                self._contradicts(f"{view['code']} shows {shown}, may be {may}")
+
+    async def _ask(self, instance: ClientInstance, row: Row) -> RemotingCommand:
+        address = instance.leaders.address(self._broker_name)
+        if address is None:
+            raise BrokerUnreachableError(f"no leader of {self._broker_name} is known")
+        body = json.encode(row["body"]) if "body" in row else b""
+        code, fields = RequestCode[row["code"]], dict(row.get("fields", {}))
+        answer = await instance.ask(address, code, fields, body=body, timeout_s=ASK_S)
+        if answer.code:
+            instance.leader_search.note_refusal(self._broker_name, address, answer)
+        return answer
+
+
+def _filled(part: Any, number: int) -> Any:
+    """Return a part of a request with the number that it sets."""
+    if isinstance(part, dict):
+        return {key: _filled(value, number) for key, value in part.items()}
+    if isinstance(part, list):
+        return [_filled(value, number) for value in part]
+    return {"<number>": str(number), "<odd>": bool(number % 2)}.get(part, part)
+
+
+def _shown(answer: RemotingCommand, way: list[str]) -> Any:
+    """Return the number that an answer shows, None where what is asked for is not there."""
+    if answer.code or answer.ext.get(NOT_MADE_FIELD) == "true":
+        return None
+    value = loads(answer.body)
+    for key in way:
+        value = value.get(key) if value is not None else None
+    return value
