@@ -19,7 +19,7 @@ from msgspec import json
 
 from dledger.client.core.client_instance import ClientInstance
 from dledger.client.core.errors import BrokerUnreachableError
-from dledger.remoting.protocol.codes import RequestCode
+from dledger.remoting.protocol.codes import RequestCode, ResponseCode
 from dledger.remoting.protocol.command import RemotingCommand
 from dledger.remoting.protocol.fastjson import loads
 from dledger.remoting.protocol.outcome import outcome_of
@@ -54,14 +54,14 @@ class AdminRegisters:
         self,
         broker_name: str,
         rng: Random,
-        leadership: Callable[[], object | None],
+        leadership: Callable[[str], object | None],
         contradicts: Callable[[str], None],
     ) -> None:
         """Prepare; nothing is set yet.
 
         Args:
-            leadership: The leader and its term; None: that is open. An answer counts only
-                where it is the same before and after.
+            leadership: The leader and its term, where an address is the leader's; else None. An
+                answer counts only where it is the same before and after.
             contradicts: Called with a sentence for each answer that cannot be.
         """
         self._broker_name = broker_name
@@ -92,9 +92,8 @@ class AdminRegisters:
                 return False
             await self._look(instance, register)
         for view in self._rng.sample(self._always, VIEWS_PER_TURN):
-            before = self._leadership()
-            answer = await self._ask(instance, view)
-            if answer.code and before is not None and before == self._leadership():
+            answer = await self._view(instance, view)
+            if answer is not None and answer.code:
                 self._contradicts(f"{view['code']} is refused: {answer.remark}")
         return True
 
@@ -118,16 +117,27 @@ class AdminRegisters:
 
     async def _look(self, instance: ClientInstance, register: _Register) -> None:
         for view in register.views:
-            before = self._leadership()
-            shown = _shown(await self._ask(instance, view), view["shows"])
+            answer = await self._view(instance, view)
             may = register.may | register.open
-            if before is not None and before == self._leadership() and shown not in may:
+            if answer is not None and (shown := _shown(answer, view["shows"])) not in may:
                 self._contradicts(f"{view['code']} shows {shown}, may be {may}")
 
-    async def _ask(self, instance: ClientInstance, row: Row) -> RemotingCommand:
+    async def _view(self, instance: ClientInstance, view: Row) -> RemotingCommand | None:
+        """Return the answer of the leader; None: it does not lead all the while, or is busy."""
+        before = self._leadership(self._address(instance))
+        answer = await self._ask(instance, view)
+        after = self._leadership(self._address(instance))
+        is_refused = answer.code in (ResponseCode.SERVICE_NOT_AVAILABLE, ResponseCode.SYSTEM_BUSY)
+        return None if is_refused or before is None or before != after else answer
+
+    def _address(self, instance: ClientInstance) -> str:
         address = instance.leaders.address(self._broker_name)
         if address is None:
             raise BrokerUnreachableError(f"no leader of {self._broker_name} is known")
+        return address
+
+    async def _ask(self, instance: ClientInstance, row: Row) -> RemotingCommand:
+        address = self._address(instance)
         body = json.encode(row["body"]) if "body" in row else b""
         code, fields = RequestCode[row["code"]], dict(row.get("fields", {}))
         answer = await instance.ask(address, code, fields, body=body, timeout_s=ASK_S)
