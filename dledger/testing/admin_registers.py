@@ -70,9 +70,7 @@ class AdminRegisters:
         self._contradicts = contradicts
         text = Path(__file__).with_suffix(".toml").read_text()
         rows = tomllib.loads(text.replace("<broker>", broker_name))
-        self._always: list[Row] = [
-            {"code": code, "fields": fields} for code, fields in rows.pop("always").items()
-        ]
+        self._always: list[Row] = rows.pop("always")
         self._registers = [_Register(**each) for each in rows.values()]
         self._number = 0
 
