@@ -34,7 +34,7 @@ SCRIPTS = (
 SHIPPED = frozenset(
     (
         ".py", ".pyi", ".proto", ".desc", ".typed", ".j2", ".css", ".js", ".svg", ".ipynb",
-        ".parquet", ".json", ".yaml", ".tpl", ".txt",
+        ".parquet", ".json", ".yaml", ".toml", ".tpl", ".txt",
     )
 )  # fmt: skip
 
