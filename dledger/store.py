@@ -110,9 +110,10 @@ class ReplicaStore:
         mark = None if recorded is None else Mark.decode(recorded)
         self.log = self._open_log(mark)
         self._doubt.store(damaged=self.damaged, torn=self.torn)
-        # Damage below the mark may have been cut; what is left is committed all the same.
-        committed = mark.index if mark and self.log.mark_valid else 0
-        self.restored_commit_index = min(committed, self.log.last_index)
+        # The mark's entry proves those before it. What a cut below it leaves may be of a leader
+        # whose entries were replaced, and the others are lost: a leader has to confirm it.
+        is_proven = mark and self.log.mark_valid and mark.index <= self.log.last_index
+        self.restored_commit_index = mark.index if mark and is_proven else 0
         self._checkpoint_file = CheckpointFile(disk, self.paths.checkpoint)
         self.delays = delays_of_levels(settings.delay_levels_ms)
         self.on_derived_behind: Callable[[], object] = lambda: None

@@ -305,6 +305,24 @@ async def test_a_mark_of_another_entry_commits_nothing() -> None:
     store.close(clean=False)
 
 
+async def test_cut_below_the_mark_leaves_nothing_proven() -> None:
+    async with running_groups(ROOT, 1, disks=CrashDisk) as groups:
+        leader = await groups.leader()
+        await leader.group.submit(batch(b"x"))
+        log = leader.group.store.log
+        last, lost = (log.mark_at(log.last_index - behind) for behind in (0, 1))
+        disk = crash_disk(groups, "n0").power_cut(lambda: True)
+    slots = SlotFile(disk, f"{ROOT}/n0/raft/commit_mark")
+    slots.store(last.encode())
+    slots.close()
+    disk.open(f"{ROOT}/n0/commitlog/{0:020}").write_at(lost.position, bytes(64))
+    for path in [path for path in disk.files if "snapshot" in path or "entryindex" in path]:
+        disk.unlink(path)
+    store = opened(disk)
+    assert 0 == store.restored_commit_index < store.log.last_index == lost.index - 1
+    store.close(clean=False)
+
+
 async def test_a_mark_that_is_held_is_applied_at_start() -> None:
     async with running_groups(ROOT, 1, disks=CrashDisk) as groups:
         leader = await groups.leader()
