@@ -211,10 +211,12 @@ class ScrubService:
             return True
         if store.is_whole(index):
             return False
-        store.note_damaged(index)
+        try:
+            store.note_damaged(index)
+        finally:
+            self._node.step_down_if_damaged()  # also where the node is to stop
         self.found += 1
         log.error("entry_damaged", index=index, position=store.log.damaged.span(index)[0])
-        self._node.step_down_if_damaged()
         self._wake.set()
         return True
 
