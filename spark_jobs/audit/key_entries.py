@@ -116,6 +116,11 @@ def _within(pairs: Pairs, low: int, high: int) -> Pairs:
     return pairs[(pairs["position"] >= low) & (pairs["position"] < high)]
 
 
+def _is_part(file: KeyFile, other: KeyFile) -> bool:
+    run, whole = file.run, other.run
+    return run is not whole and whole.first <= run.first and run.last <= whole.last
+
+
 def _compare_side(
     folder: ReplicaFolder, expected: Pairs, low: int, high: int, holes: Sequence[tuple[int, int]]
 ) -> Iterator[Finding]:
@@ -125,6 +130,8 @@ def _compare_side(
             files.append(open_key_file(folder, path))
         except CorruptStoreError:
             return  # found by `check_file`
+    # A merge leaves the runs that it has joined to the next flush.
+    files = [file for file in files if not any(_is_part(file, other) for other in files)]
     if not folder.derived_promised:
         # What was not flushed yet is put again at the next start.
         high = min(high, max((file.run.high + 1 for file in files), default=0))
