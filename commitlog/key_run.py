@@ -9,6 +9,7 @@ Spec: docs/reference/formats.md, section 4.
 
 from __future__ import annotations
 
+import re
 import struct
 import zlib
 from array import array
@@ -35,6 +36,7 @@ _FENCES_AT: Final = _HEAD.size + _FIELDS.size
 _BLOCK_PAIRS_BYTES: Final = PAIRS_PER_BLOCK * PAIR_DTYPE.itemsize
 _BLOCK_BYTES: Final = _BLOCK_PAIRS_BYTES + _CRC.size
 _NAME_DIGITS: Final = 20
+_NAME: Final = re.compile("[0-9]{20}-[0-9]{20}")
 
 Pairs = npt.NDArray[Any]
 """Array of `PAIR_DTYPE`."""
@@ -162,8 +164,7 @@ class Run:
 
 def is_run_name(name: str) -> bool:
     """Whether a file of that name is a run."""
-    first, _, last = name.partition("-")
-    return all(len(part) == _NAME_DIGITS and part.isdecimal() for part in (first, last))
+    return _NAME.fullmatch(name) is not None
 
 
 def open_run(disk: Disk, path: str) -> Run:

@@ -19,12 +19,14 @@ from itertools import islice
 from typing import Final
 
 import structlog
+import trio
 
 from dledger.group_api import BrokerGroup, Proposed, search_offset
 from dledger.processors.answers import (
     answer_when_done,
     bad_request,
     check_group_name,
+    failed_proposal,
     nothing_to_change,
     require_leader,
     until_current,
@@ -129,17 +131,13 @@ class ResetOffsetsProcessor:
         is_out = any(topic == header.topic for _, topic, _ in state.pops.keys_with(0, header.group))
         if is_out or self._pops.receives(header.group, header.topic):
             await until_current(self._group)
-            return self._store(connection, command, header, await self._targets(header))
+            return await self._store(command, header, await self._targets(header))
         slots = self._offsets.slots(header.group, header.topic)
         await until_stored(self._group, self._offsets, slots)
         return await self._reset(connection, command, header)
 
-    def _store(
-        self,
-        connection: Connection,
-        command: RemotingCommand,
-        header: ResetOffsetHeader,
-        targets: dict[int, int],
+    async def _store(
+        self, command: RemotingCommand, header: ResetOffsetHeader, targets: dict[int, int]
     ) -> Answered:
         """Store the offsets, and answer when they are applied."""
         self._topic(header)
@@ -152,16 +150,12 @@ class ResetOffsetsProcessor:
             self._queue(header, queue_id): self._offset(header, queue_id, target, default=target)
             for queue_id, target in targets.items()
         }
-        body = ResetOffsetBody(offset_table=table)
-        answered = answer_when_done(
-            connection,
-            command,
-            self._group,
-            lambda _: response_to(command, body=body.encode()),
-        )
+        outcomes: list[Proposed] = []
+        decided = trio.Event()
 
         def done(proposed: Proposed) -> None:
-            answered(proposed)
+            outcomes.append(proposed)
+            decided.set()
             self._pops.offsets_set(header.group, header.topic)
 
         state = self._group.state
@@ -173,7 +167,11 @@ class ResetOffsetsProcessor:
             or offset != state.consumer_offset(header.group, header.topic, queue.queue_id)
         ]
         self._offsets.commit_now(items, done, by_admin=True)
-        return DEFERRED
+        await decided.wait()
+        if outcomes[0].outcome != "stored":
+            return failed_proposal(command, outcomes[0], self._group)
+        encoded = await joined_in_turns((member(*each) for each in table.items()), b"{}")
+        return response_to(command, body=ResetOffsetBody(encoded).encode())
 
     async def _reset(
         self, connection: Connection, command: RemotingCommand, header: ResetOffsetHeader

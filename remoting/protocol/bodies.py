@@ -89,7 +89,7 @@ def decode_body(data: Buffer, kind: type[T]) -> T:
     Raises BadRequestError: not JSON of any dialect, or a field is of the wrong kind.
     """
     decoder = _strict_decoder(kind)
-    if decoder is not None and not fastjson.has_references(data):
+    if decoder is not None and fastjson.REFERENCE.search(data) is None:
         try:
             return decoder.decode(data)  # type: ignore[no-any-return]
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

@@ -22,6 +22,8 @@ from dledger.remoting.errors import BadRequestError
 
 # Nothing of RocketMQ nests deeper than ten; the limit keeps hostile bodies off the stack.
 MAX_DEPTH: Final = 64
+# Of a body that is no standard JSON: its text and what is read of it take several times its size.
+DIALECT_BYTES_MAX: Final = 4 << 20
 
 
 class Dialect(StrEnum):
@@ -52,7 +54,8 @@ _ESCAPES: Final = {
 }
 _WORDS: Final = {"true": True, "false": False, "null": None, "undefined": None, "NaN": None}
 _REF: Final = "$ref"
-_REF_TEXT: Final = re.compile(rb"\$ref")
+REFERENCE: Final = re.compile(rb"\$ref")
+"""In a body that may refer to an object elsewhere in it."""
 _PATH_STEP: Final = re.compile(r"\.((?:\\.|[^.\[\\])+)|\[([^\]]*)\]")
 _INDEX: Final = re.compile("[0-9]{1,9}")
 
@@ -65,12 +68,11 @@ def loads(data: Buffer) -> Any:
 
     Raises BadRequestError: not the dialect, not UTF-8, or nested too deeply.
     """
-    # Of a body of 16 MiB no copy is made but the text of the dialect.
     try:
         value = _standard(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         value = _read_dialect(data)
-    if not has_references(data):
+    if REFERENCE.search(data) is None:
         return value
     try:
         return _Resolver(value).resolved
@@ -78,12 +80,9 @@ def loads(data: Buffer) -> Any:
         raise BadRequestError("body is nested too deeply") from error
 
 
-def has_references(data: Buffer) -> bool:
-    """Tell whether a body may refer to an object elsewhere in it."""
-    return _REF_TEXT.search(data) is not None
-
-
 def _read_dialect(data: Buffer) -> Any:
+    if memoryview(data).nbytes > DIALECT_BYTES_MAX:
+        raise BadRequestError(f"body is not JSON, and larger than {DIALECT_BYTES_MAX} bytes")
     try:
         text = str(data, "utf-8")
     except UnicodeDecodeError as error:

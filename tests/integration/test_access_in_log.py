@@ -7,7 +7,6 @@ import json
 from collections.abc import Iterator
 
 import pytest
-import structlog
 import trio
 
 from dledger.cli.local_cluster import LocalCluster
@@ -27,13 +26,6 @@ from tests.harness.operator_cluster import OPERATOR, dledger, running_guarded
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("access_in_log")]
 
 ANSWER_WITHIN_S = 60.0
-
-
-@pytest.fixture(autouse=True)
-def logs_as_before() -> Iterator[None]:
-    """A command sends logs to the standard error that it has."""
-    yield
-    structlog.reset_defaults()
 
 
 @pytest.fixture(scope="module")

@@ -330,10 +330,7 @@ def with_rows(leader: Leader) -> Leader:
     return leader
 
 
-ASSIGNMENT: Final = (
-    b'{"topic":"Q","consumerGroup":"g0","clientId":"%s","messageModel":"CLUSTERING"}'
-)
-
+ASKED: Final = b'{"topic":"Q","consumerGroup":"g0","clientId":"%s","messageModel":"CLUSTERING"}'
 ANSWERS: Final[dict[RequestCode, dict[str, str]]] = {
     RequestCode.GET_ALL_TOPIC_CONFIG: {},
     RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: {},
@@ -366,7 +363,7 @@ async def test_answer_of_many_rows_is_made_in_turns(tmp_path: Path, code: Reques
             members = leader.processors.clients.consumer_group("g0")
             assert members is not None
             (client_id,) = members.client_ids
-            command = request(code, dict(ANSWERS[code]), ASSIGNMENT % client_id.encode())
+            command = request(code, dict(ANSWERS[code]), ASKED % client_id.encode())
             make_limits_small(patch)
             patch.setattr(operator_offsets, "CALLED_AT_ONCE", AT_ONCE)
             work = Work()

@@ -80,6 +80,7 @@ def test_references_to_what_is_around_them() -> None:
         b"{[1]:2}",
         b"{a:" + b"9" * 5000 + b"}",
         "{a:\u0661}".encode(),
+        b"{a:1%b}" % (b" " * fastjson.DIALECT_BYTES_MAX),
     ],
 )
 def test_reader_refuses_what_is_neither(text: bytes) -> None:

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from dledger.cli.main import main
 from dledger.commitlog.disk import OsDisk
 from dledger.commitlog.entry import parse_header
+from dledger.commitlog.key_run import open_run, write_run
 from dledger.commitlog.mark import Anchor, SlotFile, store_anchor
 from dledger.spark_jobs.audit.compare import audit
 from dledger.spark_jobs.audit.folder import NotAFolderError, open_folder
@@ -194,6 +195,16 @@ def test_a_flipped_byte_of_a_key_index_file_is_found(
     assert report.verdict == "parted"
     assert kinds(report) == {(str(group[2]), KEY_INDEX)}
     assert any(finding.file in (f"index/{path.name}", "index") for finding in report.findings)
+
+
+def test_run_that_a_merge_has_joined_is_no_finding(group: list[Path]) -> None:
+    disk, (path, *_) = OsDisk(), sorted((group[2] / "index").iterdir())
+    whole = open_run(disk, str(path))
+    left = write_run(disk, str(path.parent), whole.first, whole.last - 1, whole.read(disk)[::2])
+    try:
+        assert audit(group).findings == []
+    finally:
+        disk.unlink(left.path)
 
 
 def test_a_replica_that_lags_is_equal_as_far_as_it_goes(tmp_path: Path) -> None:
