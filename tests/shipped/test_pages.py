@@ -67,3 +67,5 @@ def test_a_port_is_replaced_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize("page", PAGES)
 def test_a_block_is_run_or_is_no_code(page: str) -> None:
     assert {language for language, _ in blocks(page)} <= {"sh", "python", "", "text", "toml"}
+    # A port that the page does not name may be taken by another page.
+    assert not re.search("^dledger-broker(?!.*(-port|examples/))", (ROOT / page).read_text(), re.M)
