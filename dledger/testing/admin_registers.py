@@ -150,14 +150,19 @@ def _filled(part: Any, number: int) -> Any:
         return {key: _filled(value, number) for key, value in part.items()}
     if isinstance(part, list):
         return [_filled(value, number) for value in part]
-    return {"<number>": str(number), "<odd>": bool(number % 2)}.get(part, part)
+    if part == "<odd>":
+        return bool(number % 2)
+    return part.replace("<number>", str(number)) if isinstance(part, str) else part
 
 
-def _shown(answer: RemotingCommand, way: list[str]) -> Any:
+def _shown(answer: RemotingCommand, way: list[str | int]) -> Any:
     """Return the number that an answer shows, None where what is asked for is not there."""
     if answer.code or answer.ext.get(NOT_MADE_FIELD) == "true":
         return None
-    value = loads(answer.body)
+    value: Any = loads(answer.body) if answer.body else None
     for key in way:
-        value = value.get(key) if value is not None else None
-    return value
+        try:
+            value = value[key]
+        except (KeyError, IndexError, TypeError):
+            return None
+    return int(value.rpartition(":")[2]) if isinstance(value, str) else value

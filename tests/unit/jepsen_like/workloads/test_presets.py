@@ -19,7 +19,7 @@ from dledger.state.topics import SubscriptionGroupConfig, TopicConfig
 USES = tomllib.loads(Path(__file__).with_name("uses.toml").read_text())
 ATTRIBUTES = {RETENTION_ATTRIBUTE, TYPE_ATTRIBUTE, EXPIRES_ATTRIBUTE}
 ROWS = {
-    "requests": ({code.name for code in codes_of(PROCESSORS)}, 28),
+    "requests": ({code.name for code in codes_of(PROCESSORS)}, 23),
     "topics": ({*TopicConfig.__struct_fields__, *ATTRIBUTES}, 2),
     "groups": ({*SubscriptionGroupConfig.__struct_fields__}, 2),
 }
