@@ -1,8 +1,9 @@
-"""A proxy between real processes: links that are cut, slow, broken, or do wrong to frames.
+"""A proxy between real processes: links that are cut, slow, or broken.
 
 A process gets the proxy's port in place of another's; every connection lies on two links, one each
-way, which behave as `LinkFault` describes and as in the simulator. Members name themselves in the
-first frame of a connection; in front of ports for clients all connections have one name.
+way, which TCP could have: what is sent arrives whole and in order, or the connection breaks. Frames
+are lost, doubled or changed in the simulator alone. Members name themselves in the first frame of a
+connection; in front of ports for clients all connections have one name.
 
 On a cut link nothing arrives; what is sent waits, `WINDOW_BYTES` of it, then the sender does; new
 connections are not answered until both ways are whole. After a reset both sides see RST, after the
@@ -23,16 +24,16 @@ import structlog
 import trio
 
 from dledger.commitlog.errors import ConfigError, RemoteProtocolError
-from dledger.jepsen_like.chaos.link_model import Link, Passage
 from dledger.jepsen_like.chaos.proxy_pump import (
     RECEIVE_BYTES,
     WINDOW_BYTES,
     Carrier,
+    Link,
     close_socket,
     reset_socket,
     until_readable,
 )
-from dledger.jepsen_like.nemesis.ground import HEALTHY, LinkFault
+from dledger.jepsen_like.nemesis.ground import HEALTHY, CannotBeDone, LinkFault
 from dledger.raft.wire import Kind, PeerFrameDecoder
 from dledger.remoting.seams import Rng
 
@@ -82,7 +83,6 @@ class Connection:
         self.number = number
         self.target = target
         self.source = target.source
-        self.channel: str | None = None
         self.dialler = dialler
         self.carriers: tuple[Carrier, ...] = ()
         self.scope = trio.CancelScope()
@@ -102,12 +102,12 @@ class Connection:
             close_socket(self._dialled)
 
     def join(
-        self, dialled: socket.socket, there: Passage, back: Passage, buffer: memoryview
+        self, dialled: socket.socket, there: Link, back: Link, rng: Rng, buffer: memoryview
     ) -> None:
         """Connect both sides."""
         self._dialled = dialled
-        out = Carrier(there, self.dialler, dialled, buffer=buffer, reset=self.reset)
-        home = Carrier(back, dialled, self.dialler, buffer=buffer, reset=self.reset)
+        out = Carrier(there, self.dialler, dialled, rng=rng, buffer=buffer, reset=self.reset)
+        home = Carrier(back, dialled, self.dialler, rng=rng, buffer=buffer, reset=self.reset)
         out.opposite, home.opposite = home, out
         self.carriers = (out, home)
 
@@ -128,9 +128,7 @@ class Connection:
 class LinkProxy:
     """Listens for all targets and owns the links between all names, also those yet to dial.
 
-    *sometimes*: what happened how often: connections, resets (by the proxy's own doing),
-    frame_lost, frame_doubled, frame_held, frame_from_old_connection, frame_overtaken,
-    frame_corrupted.
+    *sometimes*: what happened how often: connections, resets (by the proxy's own doing).
     """
 
     def __init__(self, rng: Rng, targets: Mapping[int, Target]) -> None:
@@ -157,7 +155,7 @@ class LinkProxy:
 
     def cut(self, source: str, target: str) -> None:
         """Let nothing through from *source* to *target*; what is sent waits."""
-        self._link(source, target).cut()
+        self._link(source, target).is_cut = True
 
     def mend(self, source: str, target: str, *, reset: float = 0.0) -> None:
         """Let everything through again.
@@ -165,7 +163,7 @@ class LinkProxy:
         *reset*: chance of each connection with bytes waiting to be broken instead.
         """
         link = self._link(source, target)
-        link.mend()
+        link.is_cut = False
         for connection, carrier in list(self._carriers(link)):
             if reset and carrier.has_waiting and self._rng.random() < reset:
                 self._break(connection)
@@ -175,7 +173,7 @@ class LinkProxy:
         self._changed = trio.Event()
 
     def mend_all(self, *, reset: float = 0.0) -> None:
-        """Heal every cut and every link. Frames held for later connections stay held."""
+        """Heal every cut and every link."""
         for (source, target), link in list(self._links.items()):
             if link.fault is not HEALTHY:
                 self.set_fault(source, target, HEALTHY)
@@ -186,7 +184,11 @@ class LinkProxy:
         """Let a link behave like *fault*, whose delay comes on top of the real one.
 
         What is under way waits no longer than if it were sent now, unless *fault* limits the link.
+
+        Raises CannotBeDone: *fault* is one of frames.
         """
+        if not fault.is_plain:
+            raise CannotBeDone("the proxy passes all bytes on; the simulator does this to frames")
         link = self._link(source, target)
         link.set(fault)
         for _, carrier in self._carriers(link):
@@ -215,7 +217,7 @@ class LinkProxy:
             if connection.scope.cancel_called:
                 continue
             for carrier in connection.carriers:
-                if carrier.passage.link is link:
+                if carrier.link is link:
                     yield connection, carrier
 
     def _break(self, connection: Connection) -> None:
@@ -280,27 +282,20 @@ class LinkProxy:
         if dialled is None:
             self._break(connection)
             return
-        connection.join(
-            dialled, self._passage(there, connection), self._passage(back, connection), self._buffer
-        )
+        connection.join(dialled, there, back, self._rng, self._buffer)
         await connection.carry(bytes(early))
-
-    def _passage(self, link: Link, connection: Connection) -> Passage:
-        return Passage(
-            link, connection.number, connection.channel, rng=self._rng, sometimes=self.sometimes
-        )
 
     async def _learn_source(self, connection: Connection, early: bytearray) -> bool:
         """Read the first frame into *early*; False: the dialler went, or is no member."""
         try:
-            while (caller := _caller_of(early)) is None:
+            while (source := _caller_of(early)) is None:
                 if not await _receive(connection.dialler, early):
                     return False
         except RemoteProtocolError as error:
             log.warning("proxy_refused", target=connection.target.name, error=str(error))
             self._break(connection)
             return False
-        connection.source, connection.channel = caller
+        connection.source = source
         return True
 
     async def _until_through(
@@ -332,8 +327,8 @@ class LinkProxy:
         return is_whole
 
 
-def _caller_of(early: bytearray) -> tuple[str, str] | None:
-    """Return name and channel of the sender of *early*; None: its first frame is not complete."""
+def _caller_of(early: bytearray) -> str | None:
+    """Return the name of the sender of *early*; None: its first frame is not complete."""
     if len(early) < 4:
         return None
     size = 4 + int.from_bytes(early[:4], "big")
@@ -345,9 +340,9 @@ def _caller_of(early: bytearray) -> tuple[str, str] | None:
     if frame.kind is not Kind.HELLO:
         raise RemoteProtocolError(f"a connection that begins with {frame.kind.name}")
     match frame.fields[0]:
-        case {"name": str(name), "channel": str(channel)}:
-            return name, channel
-    raise RemoteProtocolError("a hello without a name and a channel")
+        case {"name": str(name)}:
+            return name
+    raise RemoteProtocolError("a hello without a name")
 
 
 async def _receive(dialler: socket.socket, early: bytearray) -> bool:

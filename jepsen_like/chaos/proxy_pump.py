@@ -1,10 +1,13 @@
-"""The two directions of a proxied connection, pumped between their sockets."""
+"""The two directions of a proxied connection, pumped between their sockets.
+
+A `Link` is the direction between two processes, on which those of all their connections lie.
+"""
 
 from __future__ import annotations
 
-import heapq
 import socket
 import struct
+from collections import deque
 from collections.abc import Callable
 from enum import Enum
 from math import inf
@@ -12,7 +15,8 @@ from typing import Final
 
 import trio
 
-from dledger.jepsen_like.chaos.link_model import Passage
+from dledger.jepsen_like.nemesis.ground import HEALTHY, LinkFault
+from dledger.remoting.seams import Rng
 
 RECEIVE_BYTES: Final = 256 << 10
 """How much is read from a socket at once."""
@@ -30,6 +34,40 @@ SLICE_BYTES_MIN: Final = 512
 """But not less than this."""
 
 _RST: Final = struct.pack("ii", 1, 0)
+
+
+class Link:
+    """What happens from *source* to *target*.
+
+    Attributes:
+        busy_until_s: When the bytes a limited link has taken are through.
+    """
+
+    __slots__ = ("busy_until_s", "fault", "is_cut", "source", "target")
+
+    def __init__(self, source: str, target: str) -> None:
+        self.source = source
+        self.target = target
+        self.fault = HEALTHY
+        self.is_cut = False
+        self.busy_until_s = 0.0
+
+    @property
+    def is_quick(self) -> bool:
+        """Whether what comes may go on at once: it is whole, and nothing slows it."""
+        fault = self.fault
+        return not (self.is_cut or fault.delay_s or fault.jitter_s or fault.bytes_per_s)
+
+    def set(self, fault: LinkFault) -> None:
+        """Behave like *fault* from now on."""
+        self.fault = fault
+        if not fault.bytes_per_s:
+            self.busy_until_s = 0.0
+
+    def longest_wait_s(self) -> float:
+        """Return how long what is under way may still take, as the link behaves now."""
+        fault = self.fault
+        return inf if fault.bytes_per_s else fault.delay_s + fault.jitter_s
 
 
 class Ending(Enum):
@@ -67,10 +105,11 @@ class Carrier:
 
     def __init__(
         self,
-        passage: Passage,
+        link: Link,
         source: socket.socket,
         sink: socket.socket,
         *,
+        rng: Rng,
         buffer: memoryview,
         reset: Callable[[], None],
     ) -> None:
@@ -79,16 +118,16 @@ class Carrier:
         buffer: Scratch space; its content is used up before any other task runs.
         reset: Breaks the connection at once, on both sides.
         """
-        self.passage = passage
+        self.link = link
         self.is_done = False
-        self._link = passage.link
         self._source = source
         self._sink = sink
+        self._rng = rng
         self._buffer = buffer
         self._reset = reset
-        self._waiting: list[tuple[float, int, bytes | Ending]] = []
+        self._waiting: deque[tuple[float, bytes | Ending]] = deque()
         self._waiting_bytes = 0
-        self._order = 0
+        self._last_due_s = 0.0
         self._is_sending = False
         self._is_sink_gone = False
         self._is_source_broken = False
@@ -104,10 +143,9 @@ class Carrier:
 
     def link_changed(self) -> None:
         """Go by the link's new behaviour, with what is waiting too."""
-        latest_s = trio.current_time() + self._link.longest_wait_s()
-        self.passage.hurry(latest_s)
-        # Capping keeps the order, so the heap stays one.
-        self._waiting = [(min(due_s, latest_s), order, it) for due_s, order, it in self._waiting]
+        latest_s = trio.current_time() + self.link.longest_wait_s()
+        self._last_due_s = min(self._last_due_s, latest_s)
+        self._waiting = deque((min(due_s, latest_s), it) for due_s, it in self._waiting)
         self._parked.unpark_all()
 
     def source_broke(self) -> None:
@@ -142,25 +180,29 @@ class Carrier:
             self._end(Ending.RESET if self._is_source_broken else Ending.END)
 
     def _bytes_at_once(self) -> int:
-        limit = self._link.fault.bytes_per_s
+        limit = self.link.fault.bytes_per_s
         if not limit:
             return RECEIVE_BYTES
         return min(RECEIVE_BYTES, max(SLICE_BYTES_MIN, int(limit * SLICE_S)))
 
     def take(self, data: memoryview) -> None:
-        """Let *data* go on: at once, later, altered or not at all."""
-        passage = self.passage
-        if not self.has_waiting and passage.is_quick:
-            passage.follow(data)
-            rest = self._send_now(data)
-            if rest:
-                self._wait(trio.current_time(), bytes(rest))
+        """Let *data* go on, at once or later."""
+        if self.has_waiting or not self.link.is_quick:
+            self._wait(self._due_s(len(data)), bytes(data))
             return
-        for due_s, part in passage.take(data, trio.current_time()):
-            self._wait(due_s, part)
-        if passage.is_broken:
-            self._has_ended = True
-            self._reset()
+        rest = self._send_now(data)
+        if rest:
+            self._wait(trio.current_time(), bytes(rest))
+
+    def _due_s(self, size: int) -> float:
+        """Return when *size* bytes that come now are through, behind all before them."""
+        fault, due_s = self.link.fault, trio.current_time()
+        if fault.bytes_per_s:
+            due_s = max(self.link.busy_until_s, due_s) + size / fault.bytes_per_s
+            self.link.busy_until_s = due_s
+        due_s += fault.delay_s + self._rng.random() * fault.jitter_s
+        self._last_due_s = max(due_s, self._last_due_s)
+        return self._last_due_s
 
     def _send_now(self, data: memoryview) -> memoryview:
         """Return what the sink has no space for."""
@@ -174,14 +216,10 @@ class Carrier:
 
     def _end(self, ending: Ending) -> None:
         self._has_ended = True
-        due_s, rest = self.passage.end(trio.current_time())
-        if rest:
-            self._wait(due_s, rest)
-        self._wait(due_s, ending)
+        self._wait(self._due_s(0), ending)
 
     def _wait(self, due_s: float, what: bytes | Ending) -> None:
-        self._order += 1
-        heapq.heappush(self._waiting, (due_s, self._order, what))
+        self._waiting.append((due_s, what))
         if isinstance(what, bytes):
             self._waiting_bytes += len(what)
         self._parked.unpark_all()
@@ -217,17 +255,17 @@ class Carrier:
     async def _next(self) -> bytes | Ending:
         while True:
             wait_s = inf
-            if self._waiting and not self._link.is_cut:
+            if self._waiting and not self.link.is_cut:
                 wait_s = self._waiting[0][0] - trio.current_time()
                 if wait_s <= 0:
-                    return heapq.heappop(self._waiting)[2]
+                    return self._waiting.popleft()[1]
             with trio.move_on_after(wait_s):
                 await self._parked.park()
 
     async def _send(self, data: bytes) -> None:
         rest = memoryview(data)
         while rest and not self._is_sink_gone:
-            if self._link.is_cut:
+            if self.link.is_cut:
                 await self._parked.park()
                 continue
             size_before = len(rest)

@@ -3,7 +3,8 @@
 Acts that take time in the real world are coroutines. One that cannot be done here raises
 `CannotBeDone` with the reason; the step is skipped then, and the reason stands in the history.
 
-What a link does to what it carries (`LinkFault`) is the same for simulated links and the proxy.
+What a link does to what it carries (`LinkFault`) is the same for simulated links and the proxy; the
+proxy refuses what harms frames.
 """
 
 from __future__ import annotations

@@ -150,7 +150,11 @@ class Links:
     ) -> None:
         for pair in pairs:
             self._qualities.setdefault(pair, []).append(change)
-            self._set_quality(pair)
+            try:
+                self._set_quality(pair)
+            except CannotBeDone:
+                self._qualities[pair].pop()
+                raise
         await self._ground.sleep(step.for_ms / 1000)
         for pair in pairs:
             active = self._qualities[pair]

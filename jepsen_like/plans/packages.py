@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from dledger.commitlog.errors import ConfigError
-from dledger.jepsen_like.plans.plan import ASKED_FOR, PROXY_KINDS, Kind
+from dledger.jepsen_like.plans.plan import ASKED_FOR, FRAME_KINDS, PROXY_KINDS, Kind
 
 NETWORK: Final = "network"
 """The package whose kinds `proxy` has, too; it names what carries them out."""
@@ -52,19 +52,10 @@ PACKAGES: Final[dict[str, tuple[str, frozenset[Kind]]]] = {
         ),
     ),
     "proxy": (
-        "cut, one-way, slow and lossy links between brokers, and between clients and a broker",
-        CUTS
-        | {
-            Kind.RESET,
-            Kind.LOSS,
-            Kind.DELAY,
-            Kind.DUPLICATE,
-            Kind.REORDER,
-            Kind.HOLD,
-            Kind.CORRUPT,
-            Kind.SLOW_LINK,
-        },
+        "cut, one-way, slow and broken links between brokers, and between clients and a broker",
+        CUTS | {Kind.RESET, Kind.DELAY, Kind.SLOW_LINK},
     ),
+    "frames": ("frames between brokers lost, doubled, overtaken, held and changed", FRAME_KINDS),
     NETWORK: (
         "cut links again, by the kernel: packets vanish, connections stay half open (root)",
         CUTS,
@@ -134,7 +125,7 @@ PACKAGES: Final[dict[str, tuple[str, frozenset[Kind]]]] = {
     ),
     "all": (
         "everything above but what only the simulator does, years, minority and grpc-proxies",
-        frozenset(Kind) - ASKED_FOR,
+        frozenset(Kind) - ASKED_FOR - FRAME_KINDS,
     ),
 }
 """What it is, and its kinds."""

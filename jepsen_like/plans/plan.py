@@ -68,7 +68,8 @@ class Kind(StrEnum):
     """Clients and NameServers, and the target, do not hear each other."""
     RESET = "reset"
     """Every connection of the target is reset."""
-    # What links do to frames; `arg` in per mille unless something else is written.
+    # What links do; `arg` per mille of frames unless something else is written. Frames alone are
+    # harmed in the simulator only: a connection of TCP is whole or breaks.
     LOSS = "loss"
     DELAY = "delay"
     """`arg` ms more, one way, with as much jitter."""
@@ -162,6 +163,9 @@ class Kind(StrEnum):
     """A process that is no member talks to the peer ports of the group: hellos, terms, votes and
     entries that it made up; the simulator only."""
 
+
+FRAME_KINDS: Final = frozenset({Kind.LOSS, Kind.DUPLICATE, Kind.REORDER, Kind.HOLD, Kind.CORRUPT})
+"""Kinds that harm single frames."""
 
 PROXY_KINDS: Final = frozenset({Kind.PROXY_KILL, Kind.PROXY_PAUSE})
 """Kinds that hit proxies, for plans whose clients go through some."""

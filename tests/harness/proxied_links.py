@@ -6,7 +6,7 @@ import random
 import select
 import socket
 import struct
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
@@ -189,8 +189,3 @@ async def proxied(source: str | None = None) -> AsyncIterator[Net]:
                     net.stop()
         finally:
             await net.close()
-
-
-def chances() -> Callable[[], float]:
-    """Return the numbers the proxy draws."""
-    return random.Random(SEED).random

@@ -9,6 +9,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import trio
@@ -19,7 +21,8 @@ from dledger.jepsen_like.chaos.machines import RealMachine, RealMember
 from dledger.jepsen_like.chaos.namespaces import RunNetwork
 from dledger.jepsen_like.chaos.real_ground import KernelLinks, RealGround, RealLinks
 from dledger.jepsen_like.history.operation import Event
-from dledger.jepsen_like.nemesis.ground import HEALTHY, CannotBeDone
+from dledger.jepsen_like.nemesis.ground import HEALTHY, CannotBeDone, LinkFault
+from dledger.jepsen_like.nemesis.links import Links
 from dledger.jepsen_like.nemesis.nemesis import Nemesis
 from dledger.jepsen_like.plans.plan import PROXY_KINDS, Kind, Plan, Step, Workload
 
@@ -182,6 +185,26 @@ def test_impossible_links_skip_with_the_reason() -> None:
     links.mend("n0", "n1")
     links.set_fault("n0", "n1", HEALTHY)
     assert kernel.sometimes["link_cut"] == 0
+
+
+async def test_a_refused_fault_of_links_is_forgotten() -> None:
+    asked: list[LinkFault] = []
+
+    def set_fault(_: str, __: str, fault: LinkFault) -> None:
+        if not fault.is_plain:
+            raise CannotBeDone("not here")
+        asked.append(fault)
+
+    ground: Any = SimpleNamespace(
+        brokers=("n0", "n1"), network=SimpleNamespace(set_fault=set_fault), sleep=trio.sleep
+    )
+    nodes: Any = SimpleNamespace(resolve=lambda _: [SimpleNamespace(name="n0")])
+    links = Links(ground, nodes)
+    with pytest.raises(CannotBeDone):
+        await links.spoil_links(Step(0, Kind.HOLD, "n0", 1, 100), Event(0, 0, "hold"))
+    await links.spoil_links(Step(0, Kind.DELAY, "n0", 0, 100), Event(0, 0, "delay"))
+    slow = LinkFault(delay_s=0.1, jitter_s=0.1)
+    assert asked == [slow, slow, HEALTHY, HEALTHY]
 
 
 def test_a_link_that_is_none_is_left_alone() -> None:

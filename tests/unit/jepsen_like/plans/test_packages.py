@@ -7,14 +7,14 @@ import pytest
 from dledger.commitlog.errors import ConfigError
 from dledger.jepsen_like.plans.draw import LINK_QUALITIES, SHAPES, SIMULATED, draw_plan
 from dledger.jepsen_like.plans.packages import NETWORK, PACKAGES, kinds_named
-from dledger.jepsen_like.plans.plan import ASKED_FOR, REAL_ONLY, Kind
+from dledger.jepsen_like.plans.plan import ASKED_FOR, FRAME_KINDS, REAL_ONLY, Kind
 
 
 def test_every_fault_is_in_one_package_and_in_all() -> None:
     single = [kinds for name, (_, kinds) in PACKAGES.items() if name not in ("all", NETWORK)]
     assert sorted(kind for kinds in single for kind in kinds) == sorted(Kind)
     assert set(SHAPES) == set(Kind)
-    assert PACKAGES["all"][1] == set(Kind) - ASKED_FOR
+    assert PACKAGES["all"][1] == set(Kind) - ASKED_FOR - FRAME_KINDS
 
 
 def test_the_kernel_cuts_links_as_the_proxy_does_and_no_more() -> None:
