@@ -8,21 +8,19 @@ import sys
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import structlog
 import trio
 from cyclopts import App, Parameter
 
-from dledger.cli.commands import open_admin
+from dledger.cli.commands import with_admin
 from dledger.cli.topic_command import groups_of
 from dledger.commitlog.errors import ConfigError
 from dledger.output import (
-    DEFAULT_NAMESRV,
     CliError,
     LogFormOption,
     LogLevelOption,
-    Namesrv,
     Output,
     PrintSettings,
     answer,
@@ -35,6 +33,9 @@ from dledger.remoting.seams import Clock, Network
 from dledger.remoting.service_manager import ServiceManager
 from dledger.settings.config import BrokerConfig, load_config, with_stored_sizes
 from dledger.settings.schema import ConfigFile, settings_text
+
+if TYPE_CHECKING:
+    from dledger.client.admin.admin import Admin
 
 app = App(name="broker", help="Run one broker, a member of its group.", backend="trio")
 
@@ -234,36 +235,37 @@ async def _stop_on_signal(
 @app.command(
     name="wipe-write-perm", help="Keep producers away from a broker group; consumers still read it."
 )
+@with_admin
 async def wipe_write_perm(
+    admin: Admin,
     broker: Annotated[str, Parameter(help="Name of the broker group.")],
     /,
     *,
-    namesrv: Namesrv = DEFAULT_NAMESRV,
     output: Output = "table",
 ) -> None:
     """Let producers leave a broker group; consumers go on reading what it has.
 
     Every NameServer gets it. Producers follow when they read the route again, within 30 seconds.
     """
-    await _set_write_perm(namesrv, broker, False, output)
+    await _set_write_perm(admin, broker, False, output)
 
 
 @app.command(name="add-write-perm", help="Let producers send to a broker group again.")
+@with_admin
 async def add_write_perm(
+    admin: Admin,
     broker: Annotated[str, Parameter(help="Name of the broker group.")],
     /,
     *,
-    namesrv: Namesrv = DEFAULT_NAMESRV,
     output: Output = "table",
 ) -> None:
     """Let producers send to a broker group again."""
-    await _set_write_perm(namesrv, broker, True, output)
+    await _set_write_perm(admin, broker, True, output)
 
 
-async def _set_write_perm(namesrv: str, broker: str, is_writable: bool, output: Output) -> None:
-    async with open_admin(namesrv) as admin:
-        await groups_of(admin, None, [broker])
-        counts = await admin.set_write_perm(broker, is_writable)
+async def _set_write_perm(admin: Admin, broker: str, is_writable: bool, output: Output) -> None:
+    await groups_of(admin, None, [broker])
+    counts = await admin.set_write_perm(broker, is_writable)
     what = "take messages" if is_writable else "take no messages any more"
     sentences = [f"{address}: {n} topics of {broker} {what}" for address, n in counts.items()]
     answer(output, {"broker": broker, "topics": counts}, *sentences)

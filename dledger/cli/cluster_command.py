@@ -9,11 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 from cyclopts import App, Parameter
 
-from dledger.cli.commands import Rows, listing, open_admin
+from dledger.cli.commands import Rows, listing, with_admin
 from dledger.output import (
-    DEFAULT_NAMESRV,
     ExitCode,
-    Namesrv,
     Output,
     no_less_than_0,
     note,
@@ -221,9 +219,10 @@ def missing_groups(registered: int, wanted: int) -> list[str]:
 
 
 @app.command
+@with_admin
 async def health(
+    admin: Admin,
     *,
-    namesrv: Namesrv = DEFAULT_NAMESRV,
     wait: Annotated[bool, Parameter(help="Wait until the cluster is healthy.")] = False,
     groups: Annotated[int, Parameter(help="Number of groups that must be registered.")] = 1,
     timeout_s: Annotated[
@@ -242,20 +241,19 @@ async def health(
     reasons = missing_groups(0, groups)
     healthy = False
     unreachable: ClientError | None = None
-    async with open_admin(namesrv) as admin:
-        with trio.move_on_after(timeout_s if wait else float("inf")):
-            while True:
-                try:
-                    found, views = await _look(admin)
-                    down, refused = views.down, views.refused
-                    unreachable = None
-                except ClientError as error:
-                    unreachable = error
-                reasons = [*down, *missing_groups(len(found), groups)]
-                healthy = not reasons and all(group.healthy for group in found)
-                if not wait or (healthy and unreachable is None):
-                    break
-                await trio.sleep(0.2)
+    with trio.move_on_after(timeout_s if wait else float("inf")):
+        while True:
+            try:
+                found, views = await _look(admin)
+                down, refused = views.down, views.refused
+                unreachable = None
+            except ClientError as error:
+                unreachable = error
+            reasons = [*down, *missing_groups(len(found), groups)]
+            healthy = not reasons and all(group.healthy for group in found)
+            if not wait or (healthy and unreachable is None):
+                break
+            await trio.sleep(0.2)
     if unreachable is not None:
         raise unreachable
     if output == "json":

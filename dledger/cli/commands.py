@@ -17,7 +17,7 @@ from collections.abc import (
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated, Any, Concatenate, Final, ParamSpec
+from typing import TYPE_CHECKING, Annotated, Any, Concatenate, Final, ParamSpec, TypeVar
 
 from cyclopts import Parameter
 
@@ -112,6 +112,7 @@ def _leaves(group: ExceptionGroup[MQError]) -> Iterator[MQError]:
 
 
 P = ParamSpec("P")
+T = TypeVar("T")
 Rows = Sequence[Mapping[str, Any]]
 
 
@@ -155,6 +156,18 @@ def broker_addresses(info: ClusterInfo) -> list[str]:
 # -------------------------------------------------------------------------------------- lists
 
 
+def with_admin(
+    function: Callable[Concatenate[Admin, P], Awaitable[T]],
+) -> Callable[..., Awaitable[T]]:
+    """Make a command of a function that asks an `Admin`, its first argument: adds --namesrv."""
+
+    async def command(*args: Any, namesrv: str = DEFAULT_NAMESRV, **options: Any) -> T:
+        async with open_admin(namesrv) as admin:
+            return await function(admin, *args, **options)
+
+    return with_options(command, function, NAMESRV)
+
+
 def listing(
     columns: Sequence[str], wide_columns: Sequence[str] = ()
 ) -> Callable[[Callable[Concatenate[Admin, P], Awaitable[Rows]]], Callable[..., Awaitable[int]]]:
@@ -163,7 +176,6 @@ def listing(
     def decorated(
         rows_of: Callable[Concatenate[Admin, P], Awaitable[Rows]],
     ) -> Callable[..., Awaitable[int]]:
-        @functools.wraps(rows_of)
         async def command(
             *args: Any,
             wide: bool = False,
@@ -180,26 +192,38 @@ def listing(
 
             return await repeated(look, watch)
 
-        _, *own = inspect.signature(rows_of).parameters.values()
-        own = [one.replace(annotation=eval(one.annotation, rows_of.__globals__)) for one in own]
-        added: list[tuple[str, Any, Any]] = [
-            ("watch", Watch, None),
-            ("namesrv", Namesrv, DEFAULT_NAMESRV),
-            ("output", RowsOutput, "table"),
-        ]
-        if wide_columns:
-            added.insert(0, ("wide", Wide, False))
-        keyword = inspect.Parameter.KEYWORD_ONLY
-        own += [
-            inspect.Parameter(name, keyword, default=default, annotation=hint)
-            for name, hint, default in added
-        ]
-        del command.__wrapped__  # the options are the command's
-        command.__signature__ = inspect.Signature(own)  # type: ignore[attr-defined]
-        command.__annotations__ = {one.name: one.annotation for one in own}
-        return command
+        added = [("watch", Watch, None), NAMESRV, ("output", RowsOutput, "table")]
+        return with_options(command, rows_of, *[("wide", Wide, False)][: len(wide_columns)], *added)
 
     return decorated
+
+
+NAMESRV: Final = ("namesrv", Namesrv, DEFAULT_NAMESRV)
+"""An option that a command gets; see `with_options`."""
+
+
+def with_options(
+    command: Callable[..., Awaitable[T]],
+    function: Callable[..., object],
+    *added: tuple[str, Any, Any],
+) -> Callable[..., Awaitable[T]]:
+    """Return *command* with the options of *function* behind its first argument, and with *added*.
+
+    Each of these has a name, a type and a default. What is printed is the last option.
+    """
+    _, *own = inspect.signature(function).parameters.values()
+    own = [one.replace(annotation=eval(one.annotation, function.__globals__)) for one in own]
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    own += [
+        inspect.Parameter(name, keyword, default=default, annotation=hint)
+        for name, hint, default in added
+    ]
+    own.sort(key=lambda one: one.name == "output")
+    functools.update_wrapper(command, function)
+    del command.__wrapped__  # type: ignore[attr-defined]  # the options are the command's
+    command.__signature__ = inspect.Signature(own)  # type: ignore[attr-defined]
+    command.__annotations__ = {one.name: one.annotation for one in own}
+    return command
 
 
 # ------------------------------------------------------------------ what a change gives up

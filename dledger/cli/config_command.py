@@ -7,15 +7,12 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import App, Parameter
 
-from dledger.cli.commands import broker_addresses, change_each, open_admin
+from dledger.cli.commands import broker_addresses, change_each, with_admin
 from dledger.output import (
-    DEFAULT_NAMESRV,
     CliError,
     ExitCode,
-    Namesrv,
     Output,
     Yes,
-    addresses,
     note,
     print_json,
     print_table,
@@ -38,16 +35,16 @@ NameServers = Annotated[
 
 
 @app.command
+@with_admin
 async def get(
+    admin: Admin,
     *keys: Annotated[str, Parameter(help="Names of settings; all otherwise.")],
-    namesrv: Namesrv = DEFAULT_NAMESRV,
     broker: Brokers = None,
     name_servers: NameServers = False,
     output: Output = "table",
 ) -> None:
     """Show the current settings of all brokers, or of some."""
-    async with open_admin(namesrv) as admin:
-        found = await settings_of(admin, namesrv, broker, name_servers)
+    found = await settings_of(admin, broker, name_servers)
     rows = [
         {"address": address, "key": key, "value": value}
         for address, settings in found.items()
@@ -61,9 +58,10 @@ async def get(
 
 
 @app.command(name="set")
+@with_admin
 async def set_(
+    admin: Admin,
     *assignments: Annotated[str, Parameter(help="KEY=VALUE, in RocketMQ's names or table.name.")],
-    namesrv: Namesrv = DEFAULT_NAMESRV,
     broker: Brokers = None,
     name_servers: NameServers = False,
     yes: Yes = False,
@@ -103,18 +101,18 @@ async def set_(
             note(f"{address}: {remark}")
         return f"{address}: changed"
 
-    async with open_admin(namesrv) as admin:
-        targets = await _targets(admin, namesrv, broker, name_servers)
-        shown = await change_each(targets, change, yes=yes, output=output)
+    targets = await _targets(admin, broker, name_servers)
+    shown = await change_each(targets, change, yes=yes, output=output)
     if shown.left:
         note(f"{', '.join(shown.left)}: not changed; --yes does it")
     return ExitCode.FAILED if failed else ExitCode.OK
 
 
 @app.command
+@with_admin
 async def diff(
+    admin: Admin,
     *,
-    namesrv: Namesrv = DEFAULT_NAMESRV,
     broker: Brokers = None,
     name_servers: NameServers = False,
     everything: Annotated[
@@ -124,8 +122,7 @@ async def diff(
     output: Output = "table",
 ) -> int:
     """Show settings that differ between daemons; exit 1 if there are any."""
-    async with open_admin(namesrv) as admin:
-        found = await settings_of(admin, namesrv, broker, name_servers)
+    found = await settings_of(admin, broker, name_servers)
     rows = differing(found, with_own=everything)
     if output == "json":
         print_json(rows)
@@ -154,11 +151,9 @@ def differing(
     return rows
 
 
-async def _targets(
-    admin: Admin, namesrv: str, brokers: tuple[str, ...] | None, name_servers: bool
-) -> list[str]:
+async def _targets(admin: Admin, brokers: tuple[str, ...] | None, name_servers: bool) -> list[str]:
     if name_servers:
-        return addresses(namesrv)
+        return list(admin.name_servers)
     if brokers:
         return list(dict.fromkeys(_address(broker) for broker in brokers))
     return broker_addresses(await admin.cluster_info())
@@ -175,7 +170,7 @@ def _address(broker: str) -> str:
 
 
 async def settings_of(
-    admin: Admin, namesrv: str, brokers: tuple[str, ...] | None = None, name_servers: bool = False
+    admin: Admin, brokers: tuple[str, ...] | None = None, name_servers: bool = False
 ) -> dict[str, dict[str, str]]:
     """Return address → key → value of every daemon asked.
 
@@ -183,7 +178,7 @@ async def settings_of(
     """
     import trio
 
-    targets = await _targets(admin, namesrv, brokers, name_servers)
+    targets = await _targets(admin, brokers, name_servers)
     found: dict[str, dict[str, str]] = {}
 
     async def ask(address: str) -> None:

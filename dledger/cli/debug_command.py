@@ -8,21 +8,22 @@ import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from cyclopts import App, Parameter
 
-from dledger.cli.commands import broker_addresses, open_admin
+from dledger.cli.commands import broker_addresses, with_admin
 from dledger.output import (
-    DEFAULT_NAMESRV,
     CliError,
     ExitCode,
-    Namesrv,
     Output,
     note,
     print_json,
     show,
 )
+
+if TYPE_CHECKING:
+    from dledger.client.admin.admin import Admin
 
 app = App(name="debug", help="Collect logs and states for a bug report.", backend="trio")
 
@@ -61,7 +62,9 @@ def tail_of(data: bytes, size_bytes: int) -> str:
 
 
 @app.command
+@with_admin
 async def bundle(
+    admin: Admin,
     *,
     to: Annotated[Path, Parameter(help="The file; it must not exist.")] = Path(
         "dledger-debug.tar.gz"
@@ -69,7 +72,6 @@ async def bundle(
     logs: Annotated[
         tuple[Path, ...], Parameter(help="Log file, or folder with *.log; may be repeated.")
     ] = (),
-    namesrv: Namesrv = DEFAULT_NAMESRV,
     output: Output = "table",
 ) -> None:
     """Write the states of all nodes into one tar.gz, and list its contents.
@@ -79,7 +81,7 @@ async def bundle(
     """
     if to.exists():
         raise CliError(f"{to} exists", next_step="give another --to", exit_code=ExitCode.USAGE)
-    parts = await _of_cluster(namesrv)
+    parts = await _of_cluster(admin)
     parts |= read_logs(logs)
     parts["contents.txt"] = "".join(f"{name}\n" for name in sorted(parts)).encode()
     to.write_bytes(packed(parts))
@@ -129,7 +131,7 @@ def read_logs(paths: Sequence[Path]) -> dict[str, bytes]:
     return found
 
 
-async def _of_cluster(namesrv: str) -> dict[str, bytes]:
+async def _of_cluster(admin: Admin) -> dict[str, bytes]:
     """Return name → content of everything nodes say of themselves.
 
     Raises NoNameServerError: none answers, so the nodes are not known.
@@ -155,20 +157,19 @@ async def _of_cluster(namesrv: str) -> dict[str, bytes]:
             format_properties(without_secrets(answer)).encode() if is_settings else _json(answer)
         )
 
-    async with open_admin(namesrv) as admin:
-        info = await admin.cluster_info()
-        parts["cluster.json"] = _json({"asked": admin.name_servers, "cluster": info})
-        async with trio.open_nursery() as nursery:
-            for address in broker_addresses(info):
-                for name, question in (
-                    ("raft_status.json", admin.raft_status),
-                    ("settings.properties", admin.broker_settings),
-                    ("runtime.json", admin.runtime_info),
-                ):
-                    nursery.start_soon(ask, f"brokers/{address}/{name}", partial(question, address))
-            for address in admin.name_servers:
-                name = f"name-servers/{address}/settings.properties"
-                nursery.start_soon(ask, name, partial(admin.name_server_settings, address))
+    info = await admin.cluster_info()
+    parts["cluster.json"] = _json({"asked": admin.name_servers, "cluster": info})
+    async with trio.open_nursery() as nursery:
+        for address in broker_addresses(info):
+            for name, question in (
+                ("raft_status.json", admin.raft_status),
+                ("settings.properties", admin.broker_settings),
+                ("runtime.json", admin.runtime_info),
+            ):
+                nursery.start_soon(ask, f"brokers/{address}/{name}", partial(question, address))
+        for address in admin.name_servers:
+            name = f"name-servers/{address}/settings.properties"
+            nursery.start_soon(ask, name, partial(admin.name_server_settings, address))
     if errors:
         parts["errors.txt"] = "".join(f"{line}\n" for line in sorted(errors)).encode()
     return parts

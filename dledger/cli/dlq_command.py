@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, Parameter
 
-from dledger.cli.commands import Rows, listing, open_admin
-from dledger.output import DEFAULT_NAMESRV, CliError, GroupName, Namesrv, Output, answer, note, show
+from dledger.cli.commands import Rows, listing, with_admin
+from dledger.output import CliError, GroupName, Output, answer, note, show
 
 if TYPE_CHECKING:
     from dledger.client.admin.admin import Admin
@@ -43,27 +43,27 @@ async def ls(admin: Admin) -> Rows:
 
 
 @app.command(name="show")
+@with_admin
 async def show_(
+    admin: Admin,
     group: GroupName,
     /,
     *,
     offset: Annotated[int, Parameter(help="From this offset on.")] = 0,
     max_: Annotated[int, Parameter(name="--max", help="Most messages.")] = SHOWN_MAX,
-    namesrv: Namesrv = DEFAULT_NAMESRV,
     output: Output = "table",
 ) -> None:
     """Show the dead letters of a consumer group, oldest first."""
     from dledger.client.admin.messages import times_given_back
     from dledger.client.core.errors import NoRouteError
 
-    rows = await _letters(group, namesrv, offset, max_)
-    async with open_admin(namesrv) as admin:
-        for row in rows:
-            try:
-                found = await admin.query_unique_key("%RETRY%" + group, row["message_id"])
-            except NoRouteError:
-                found = []
-            row["given_back"] = times_given_back(found)
+    rows = await _letters(admin, group, offset, max_)
+    for row in rows:
+        try:
+            found = await admin.query_unique_key("%RETRY%" + group, row["message_id"])
+        except NoRouteError:
+            found = []
+        row["given_back"] = times_given_back(found)
     if output != "json":
         for row in rows:
             row["body"] = row["body"][:BODY_SHOWN_CHARS]
@@ -72,7 +72,9 @@ async def show_(
 
 
 @app.command
+@with_admin
 async def resend(
+    admin: Admin,
     group: GroupName,
     /,
     *,
@@ -83,23 +85,21 @@ async def resend(
     broker: Annotated[str | None, Parameter(help="Only those of this broker group.")] = None,
     queue: Annotated[int | None, Parameter(help="Only those of the queue with this id.")] = None,
     max_: Annotated[int | None, Parameter(name="--max", help="Most messages.")] = None,
-    namesrv: Namesrv = DEFAULT_NAMESRV,
     output: Output = "table",
 ) -> None:
     """Send dead letters to their group again: all that were not sent again yet."""
     from dledger.client.core.errors import NoRouteError
     from dledger.remoting.protocol.topic_names import DLQ_PREFIX
 
-    async with open_admin(namesrv) as admin:
-        try:
-            found = await admin.topic_route(DLQ_PREFIX + group)
-        except NoRouteError as error:
-            raise _no_letters(group) from error
-        done = 0
-        for each in chosen_queues(found.subscribe_queues, broker, queue, offset):
-            done += await admin.resend_dead_letters(
-                group, offset=offset, limit=None if max_ is None else max_ - done, queue=each
-            )
+    try:
+        found = await admin.topic_route(DLQ_PREFIX + group)
+    except NoRouteError as error:
+        raise _no_letters(group) from error
+    done = 0
+    for each in chosen_queues(found.subscribe_queues, broker, queue, offset):
+        done += await admin.resend_dead_letters(
+            group, offset=offset, limit=None if max_ is None else max_ - done, queue=each
+        )
     answer(output, {"group": group, "resent": done}, f"{done} given back to {group}")
 
 
@@ -127,19 +127,20 @@ def chosen_queues(
 
 
 @app.command
+@with_admin
 async def export(
+    admin: Admin,
     group: GroupName,
     /,
     *,
     to: Annotated[Path | None, Parameter(help="File to write; standard output otherwise.")] = None,
     offset: Annotated[int, Parameter(help="From this offset on.")] = 0,
     max_: Annotated[int | None, Parameter(name="--max", help="Most messages.")] = None,
-    namesrv: Namesrv = DEFAULT_NAMESRV,
 ) -> None:
     """Write dead letters as JSON lines; ``body_base64`` has a body that is no text."""
     import msgspec
 
-    rows = await _letters(group, namesrv, offset, max_)
+    rows = await _letters(admin, group, offset, max_)
     lines = b"".join(msgspec.json.encode(row) + b"\n" for row in rows)
     if to is None:
         sys.stdout.write(lines.decode())
@@ -149,20 +150,17 @@ async def export(
 
 
 async def _letters(
-    group: str, namesrv: Namesrv, offset: int, limit: int | None
+    admin: Admin, group: str, offset: int, limit: int | None
 ) -> list[dict[str, Any]]:
     from dledger.client.core.errors import NoRouteError
 
-    async with open_admin(namesrv) as admin:
-        try:
-            return [
-                letter_row(queue, letter)
-                async for queue, letter in admin.dead_letters(
-                    group, first_offset=offset, limit=limit
-                )
-            ]
-        except NoRouteError as error:
-            raise _no_letters(group) from error
+    try:
+        return [
+            letter_row(queue, letter)
+            async for queue, letter in admin.dead_letters(group, first_offset=offset, limit=limit)
+        ]
+    except NoRouteError as error:
+        raise _no_letters(group) from error
 
 
 def _no_letters(group: str) -> CliError:

@@ -10,13 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, Parameter
 
-from dledger.cli.commands import Rows, listing, open_admin
+from dledger.cli.commands import Rows, listing, with_admin
 from dledger.output import (
-    DEFAULT_NAMESRV,
     CliError,
     ExitCode,
     GroupName,
-    Namesrv,
     Output,
     TopicName,
     Wide,
@@ -100,20 +98,15 @@ def group_row(
 
 
 @app.command
+@with_admin
 async def info(
-    group: GroupName,
-    /,
-    *,
-    wide: Wide = False,
-    namesrv: Namesrv = DEFAULT_NAMESRV,
-    output: Output = "table",
+    admin: Admin, group: GroupName, /, *, wide: Wide = False, output: Output = "table"
 ) -> None:
     """Show members, subscriptions, and offset and lag of each queue."""
-    async with open_admin(namesrv) as admin:
-        config = await _require_known(admin, group)
-        connection = await admin.consumer_connection(group)
-        progress = await admin.group_progress(group)
-        owners = await admin.queue_owners(group)
+    config = await _require_known(admin, group)
+    connection = await admin.consumer_connection(group)
+    progress = await admin.group_progress(group)
+    owners = await admin.queue_owners(group)
     found = group_info(group, connection, progress, owners)
     found["consume_enable"] = config is None or config.consume_enable
     if output == "json":
@@ -193,7 +186,9 @@ def time_text(at_ms: int) -> str | None:
 
 
 @app.command
+@with_admin
 async def reset(
+    admin: Admin,
     group: GroupName,
     topic: TopicName,
     /,
@@ -224,7 +219,6 @@ async def reset(
         bool, Parameter(help="Only print what would change, as without --yes.")
     ] = False,
     yes: Yes = False,
-    namesrv: Namesrv = DEFAULT_NAMESRV,
     output: Output = "table",
 ) -> None:
     """Move the offsets of a group in a topic, whether its consumers run or not.
@@ -235,21 +229,22 @@ async def reset(
     if dry_run and yes:
         raise CliError("--dry-run and --yes exclude each other", exit_code=ExitCode.USAGE)
     goal = reset_goal(to_first, to_last, to_time, to_offset)
-    await _reset(group, topic, goal, yes, namesrv, output)
+    await _reset(admin, group, topic, goal, yes, output)
 
 
 @app.command
+@with_admin
 async def skip(
+    admin: Admin,
     group: GroupName,
     topic: TopicName,
     /,
     *,
     yes: Yes = False,
-    namesrv: Namesrv = DEFAULT_NAMESRV,
     output: Output = "table",
 ) -> None:
     """Skip the unread messages of a group in a topic: reset --to-last."""
-    await _reset(group, topic, ResetGoal(-1), yes, namesrv, output)
+    await _reset(admin, group, topic, ResetGoal(-1), yes, output)
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,22 +284,21 @@ def reset_goal(
 
 
 async def _reset(
-    group: str, topic: str, goal: ResetGoal, yes: bool, namesrv: str, output: Output
+    admin: Admin, group: str, topic: str, goal: ResetGoal, yes: bool, output: Output
 ) -> None:
-    async with open_admin(namesrv) as admin:
-        await _require_known(admin, group)
-        moves = await _planned(admin, group, topic, goal)
-        rows = move_rows(moves)
-        if output == "table":
-            show(output, f"{group} in {topic}", rows, MOVE_COLUMNS)
-        if not yes:
-            answer(
-                output,
-                {"changed": False, "queues": rows},
-                f"{group} was not changed; --yes does it",
-            )
-            return
-        done = await admin.reset_offsets(group, topic, goal.timestamp_ms, moves, offset=goal.offset)
+    await _require_known(admin, group)
+    moves = await _planned(admin, group, topic, goal)
+    rows = move_rows(moves)
+    if output == "table":
+        show(output, f"{group} in {topic}", rows, MOVE_COLUMNS)
+    if not yes:
+        answer(
+            output,
+            {"changed": False, "queues": rows},
+            f"{group} was not changed; --yes does it",
+        )
+        return
+    done = await admin.reset_offsets(group, topic, goal.timestamp_ms, moves, offset=goal.offset)
     missing = [queue for queue in moves if queue not in done.notified and queue not in done.stored]
     for queue, row in zip(moves, rows, strict=True):
         row["done"] = (
@@ -388,25 +382,23 @@ def move_rows(moves: Mapping[MessageQueue, OffsetMove]) -> list[dict[str, Any]]:
 
 
 @app.command
-async def pause(
-    group: GroupName, /, *, namesrv: Namesrv = DEFAULT_NAMESRV, output: Output = "table"
-) -> None:
+@with_admin
+async def pause(admin: Admin, group: GroupName, /, *, output: Output = "table") -> None:
     """Stop giving messages to a group: consumeEnable=false in every broker group.
 
     Its members stay connected and keep their offsets; what they hold already they consume.
     """
-    await _enable(group, False, namesrv, output)
+    await _enable(admin, group, False, output)
 
 
 @app.command
-async def resume(
-    group: GroupName, /, *, namesrv: Namesrv = DEFAULT_NAMESRV, output: Output = "table"
-) -> None:
+@with_admin
+async def resume(admin: Admin, group: GroupName, /, *, output: Output = "table") -> None:
     """Give messages to a group again that was paused; it goes on at its offsets."""
-    await _enable(group, True, namesrv, output)
+    await _enable(admin, group, True, output)
 
 
-async def _enable(group: str, enable: bool, namesrv: str, output: Output) -> None:
+async def _enable(admin: Admin, group: str, enable: bool, output: Output) -> None:
     """Let a group consume or not in every broker group, and change nothing else of it.
 
     Raises:
@@ -414,9 +406,8 @@ async def _enable(group: str, enable: bool, namesrv: str, output: Output) -> Non
         ClientError: A broker refuses, or none leads; broker groups before it, in order of their
             names, are changed.
     """
-    async with open_admin(namesrv) as admin:
-        await _require_known(admin, group)
-        changed = await admin.set_group_enabled(group, enable)
+    await _require_known(admin, group)
+    changed = await admin.set_group_enabled(group, enable)
     state = "gets messages again" if enable else "gets no messages until dledger group resume"
     before = "" if changed else "; it was so before, nothing was changed"
     found = {"group": group, "consume_enable": enable, "changed": changed}
@@ -424,7 +415,9 @@ async def _enable(group: str, enable: bool, namesrv: str, output: Output) -> Non
 
 
 @app.command
+@with_admin
 async def clone(
+    admin: Admin,
     source: GroupName,
     target: GroupName,
     /,
@@ -433,34 +426,32 @@ async def clone(
         str | None, Parameter(help="Topic; all topics of the group otherwise.")
     ] = None,
     yes: Yes = False,
-    namesrv: Namesrv = DEFAULT_NAMESRV,
     output: Output = "table",
 ) -> None:
     """Copy the offsets of group SOURCE to group TARGET, which has no running consumers."""
-    async with open_admin(namesrv) as admin:
-        progress = await admin.group_progress(source)
-        before = await admin.group_progress(target)
-        rows = clone_rows(progress, before, topic)
-        if not rows:
-            raise CliError(
-                f"{source} has no offsets{f' in {topic}' if topic else ''}",
-                next_step=f"see dledger group info {source}",
-            )
-        if output == "table":
-            columns = ("topic", "broker", "queue", "before", "after")
-            show(output, f"{target} as {source}", rows, columns)
-        if not yes:
-            plan = {"changed": False, "queues": rows}
-            answer(output, plan, f"{target} was not changed; --yes does it")
-            return
-        running = await admin.consumer_connection(target)
-        if running is not None:
-            raise CliError(
-                f"{target} has {len(running.connection_set)} consumers running, which would store"
-                " their own offsets again; nothing was changed",
-                next_step="stop them first",
-            )
-        await admin.clone_offsets(source, target, topic=topic)
+    progress = await admin.group_progress(source)
+    before = await admin.group_progress(target)
+    rows = clone_rows(progress, before, topic)
+    if not rows:
+        raise CliError(
+            f"{source} has no offsets{f' in {topic}' if topic else ''}",
+            next_step=f"see dledger group info {source}",
+        )
+    if output == "table":
+        columns = ("topic", "broker", "queue", "before", "after")
+        show(output, f"{target} as {source}", rows, columns)
+    if not yes:
+        plan = {"changed": False, "queues": rows}
+        answer(output, plan, f"{target} was not changed; --yes does it")
+        return
+    running = await admin.consumer_connection(target)
+    if running is not None:
+        raise CliError(
+            f"{target} has {len(running.connection_set)} consumers running, which would store"
+            " their own offsets again; nothing was changed",
+            next_step="stop them first",
+        )
+    await admin.clone_offsets(source, target, topic=topic)
     answer(output, {"changed": True, "queues": rows}, f"{target} begins where {source} stands")
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from cyclopts import App, Parameter, validators
 
-from dledger.cli.commands import open_admin, open_client
+from dledger.cli.commands import open_admin, open_client, with_admin
 from dledger.cli.trace_command import trace
 from dledger.output import (
     DEFAULT_NAMESRV,
@@ -36,6 +36,7 @@ from dledger.remoting.addresses import join_address
 if TYPE_CHECKING:
     import trio
 
+    from dledger.client.admin.admin import Admin
     from dledger.client.consumer.pull_consumer import PullConsumer
     from dledger.client.consumer.subscriptions import SubscriptionExpression
     from dledger.client.core.message_ext import MessageExt
@@ -116,6 +117,7 @@ async def send(
     from dledger.cli.config_command import settings_of
     from dledger.cli.progress import progress
     from dledger.cli.send_lines import counted, given, lines, numbered, paced, printer_of, send_all
+    from dledger.client.admin.admin import Admin
     from dledger.client.core.message import Message
     from dledger.client.producer.producer import Producer
 
@@ -136,13 +138,12 @@ async def send(
     incoming = given(bodies, count) if bodies else lines(partial(os.read, source), count)
     incoming = numbered(incoming) if template else incoming
     incoming = paced(incoming, rate) if rate else incoming
-    if delay_level > DEFAULT_LEVELS:
-        async with open_admin(namesrv) as admin:
-            check_delay_level(delay_level, await settings_of(admin, namesrv))
     async with (
         open_client(addresses(namesrv)) as client,
         Producer(client, "dledger-cli") as producer,
     ):
+        if delay_level > DEFAULT_LEVELS:
+            check_delay_level(delay_level, await settings_of(Admin(client)))
         chosen = None
         if queue is not None:
             queues = {found.queue_id: found for found in await producer.publish_queues(topic)}
@@ -377,48 +378,41 @@ def show_message(row: Mapping[str, Any], output: str) -> None:
 
 
 @msg.command(name="by-offset")
+@with_admin
 async def by_offset(
+    admin: Admin,
     topic: TopicName,
     queue: Annotated[int, Parameter(help="Queue id.")],
     offset: Annotated[int, Parameter(help="Offset in the queue.")],
     /,
     *,
     broker: Annotated[str | None, Parameter(help="Broker name, when there are several.")] = None,
-    namesrv: Namesrv = DEFAULT_NAMESRV,
     output: RowsOutput = "table",
 ) -> None:
     """Show the message at an offset of a queue."""
-    from dledger.client.consumer.pull_consumer import PullConsumer
-
-    async with (
-        open_client(addresses(namesrv)) as client,
-        PullConsumer(client, "dledger-cli") as consumer,
-    ):
-        queues = [
-            found
-            for found in await consumer.fetch_message_queues(topic)
-            if found.queue_id == queue and broker in (None, found.broker_name)
-        ]
-        if len(queues) != 1:
-            names = ", ".join(sorted(found.broker_name for found in queues))
-            raise CliError(
-                f"{topic} queue {queue}: "
-                + (f"in several brokers, {names}" if queues else "there is no such queue"),
-                next_step="choose with --broker" if queues else f"see dledger topic route {topic}",
-            )
-        low = await consumer.min_offset(queues[0])
-        high = await consumer.max_offset(queues[0])
-        if not low <= offset < high:
-            raise CliError(
-                f"{topic} queue {queue} holds offsets {low} to {high - 1}, not {offset}"
-                if high > low
-                else f"{topic} queue {queue} is empty"
-            )
-        pulled = await consumer.pull(queues[0], offset, max_messages=1, with_expired=True)
-        for message in pulled.messages:
-            if message.queue_offset == offset:
-                show_message(message_row(message), output)
-                return
+    bounds = {
+        found: bounds
+        for found, bounds in (await admin.offsets(topic)).items()
+        if found.queue_id == queue and broker in (None, found.broker_name)
+    }
+    if len(bounds) != 1:
+        names = ", ".join(found.broker_name for found in bounds)
+        raise CliError(
+            f"{topic} queue {queue}: "
+            + (f"in several brokers, {names}" if bounds else "there is no such queue"),
+            next_step="choose with --broker" if bounds else f"see dledger topic route {topic}",
+        )
+    ((place, (low, high)),) = bounds.items()
+    if not low <= offset < high:
+        raise CliError(
+            f"{topic} queue {queue} holds offsets {low} to {high - 1}, not {offset}"
+            if high > low
+            else f"{topic} queue {queue} is empty"
+        )
+    for message in await admin.read_queue(place, offset, 1):
+        if message.queue_offset == offset:
+            show_message(message_row(message), output)
+            return
     raise CliError(f"{topic} queue {queue} gave no message at offset {offset}")
 
 
@@ -452,7 +446,9 @@ Until = Annotated[str, Parameter(name="--until", help="Latest store time.")]
 
 
 @msg.command(name="by-key")
+@with_admin
 async def by_key(
+    admin: Admin,
     topic: TopicName,
     key: MessageKey,
     /,
@@ -462,7 +458,6 @@ async def by_key(
     max_: Annotated[
         int, Parameter(name="--max", help="Most messages, newest first; 64 per broker.")
     ] = 32,
-    namesrv: Namesrv = DEFAULT_NAMESRV,
     output: RowsOutput = "table",
 ) -> int:
     """List the messages of a topic that carry an index key, oldest first."""
@@ -470,31 +465,31 @@ async def by_key(
 
     begin_ms = time_ms(since, "--from", 0)
     end_ms = time_ms(until, "--until", ALWAYS_MS)
-    async with open_admin(namesrv) as admin:
-        found = await admin.query_messages(
-            topic, key, begin_ms=begin_ms, end_ms=end_ms, max_messages=max_
-        )
+    found = await admin.query_messages(
+        topic, key, begin_ms=begin_ms, end_ms=end_ms, max_messages=max_
+    )
     return _show_found(found, output, f"{topic} has no message with key {key} in that time")
 
 
 @msg.command(name="by-unique-key")
+@with_admin
 async def by_unique_key(
+    admin: Admin,
     topic: TopicName,
     message_id: Annotated[str, Parameter(help="As the producer made it.")],
     /,
     *,
-    namesrv: Namesrv = DEFAULT_NAMESRV,
     output: RowsOutput = "table",
 ) -> int:
     """List the messages with an id made by the producer; repeated sends share it."""
-
-    async with open_admin(namesrv) as admin:
-        found = await admin.query_unique_key(topic, message_id)
+    found = await admin.query_unique_key(topic, message_id)
     return _show_found(found, output, f"{topic} has no message with id {message_id}")
 
 
 @msg.command(name="by-time")
+@with_admin
 async def by_time(
+    admin: Admin,
     topic: TopicName,
     /,
     *,
@@ -502,7 +497,6 @@ async def by_time(
     until: Until = "",
     queue: Annotated[int | None, Parameter(help="This queue only.")] = None,
     max_: Annotated[int, Parameter(name="--max", help="Most messages, from the oldest on.")] = 32,
-    namesrv: Namesrv = DEFAULT_NAMESRV,
     output: RowsOutput = "table",
 ) -> int:
     """List the messages of a topic stored between two times, oldest first."""
@@ -510,8 +504,7 @@ async def by_time(
 
     begin_ms = time_ms(since, "--from", 0)
     end_ms = time_ms(until, "--until", ALWAYS_MS)
-    async with open_admin(namesrv) as admin:
-        found = await admin.messages_by_time(topic, begin_ms, end_ms + 1, max_, queue_id=queue)
+    found = await admin.messages_by_time(topic, begin_ms, end_ms + 1, max_, queue_id=queue)
     return _show_found(found, output, f"{topic} has no message of that time")
 
 

@@ -8,14 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, Parameter
 
-from dledger.cli.commands import Watch, open_admin, repeated
+from dledger.cli.commands import Watch, repeated, with_admin
 from dledger.cli.log_command import history
 from dledger.cli.topic_command import groups_of
 from dledger.output import (
-    DEFAULT_NAMESRV,
     CliError,
     ExitCode,
-    Namesrv,
     Output,
     Wide,
     note,
@@ -58,12 +56,13 @@ WIDE_COLUMNS = (
 
 
 @app.command
+@with_admin
 async def status(
+    admin: Admin,
     group: Annotated[str | None, Parameter(help="Broker group; all otherwise.")] = None,
     *,
     wide: Wide = False,
     watch: Watch = None,
-    namesrv: Namesrv = DEFAULT_NAMESRV,
     output: Output = "table",
 ) -> int:
     """Show each member of a group, or of all: role, term, committed and applied index.
@@ -74,8 +73,7 @@ async def status(
     async def look() -> int:
         from dledger.cli.cluster_command import brokers_of, with_absent
 
-        async with open_admin(namesrv) as admin:
-            found = await brokers_of(admin, await admin.cluster_info())
+        found = await brokers_of(admin, await admin.cluster_info())
         rows = [row for row in found if group in (None, row["broker"])]
         if not rows:
             raise CliError(
@@ -108,7 +106,9 @@ MEMBER_WAIT_S = 300.0
 
 
 @app.command
+@with_admin
 async def add(
+    admin: Admin,
     name: MemberName,
     address: PeerAddress,
     /,
@@ -121,65 +121,64 @@ async def add(
         ),
     ] = False,
     wait: Wait = False,
-    namesrv: Namesrv = DEFAULT_NAMESRV,
 ) -> None:
     """Add the broker NAME at the peer address HOST:PORT: as a learner, then as a voter."""
     if observer:
         copies = f"{name} is an observer: it copies the log, and nothing waits for it"
-        await _change(namesrv, group, "observe", name, address, copies)
+        await _change(admin, group, "observe", name, address, copies)
         return
     learns = f"{name} is a learner; it votes when it has caught up"
-    await _change(namesrv, group, "add", name, address, learns, wait)
+    await _change(admin, group, "add", name, address, learns, wait)
 
 
 @app.command
+@with_admin
 async def promote(
+    admin: Admin,
     name: MemberName,
     /,
     *,
     group: Group = None,
     wait: Wait = False,
-    namesrv: Namesrv = DEFAULT_NAMESRV,
 ) -> None:
     """Let the observer NAME become a voter, as soon as it has caught up."""
     learns = f"{name} is a learner; it votes when it has caught up"
-    await _change(namesrv, group, "promote", name, "", learns, wait)
+    await _change(admin, group, "promote", name, "", learns, wait)
 
 
 @app.command
+@with_admin
 async def replace(
+    admin: Admin,
     name: MemberName,
     address: PeerAddress,
     /,
     *,
     group: Group = None,
     wait: Wait = False,
-    namesrv: Namesrv = DEFAULT_NAMESRV,
 ) -> None:
     """Replace the member NAME by the broker at the peer address HOST:PORT.
 
     That broker has the id of NAME, and an empty folder or the folder of NAME.
     """
     learns = f"the one at {address} learns; it takes the place of {name} when it has caught up"
-    await _change(namesrv, group, "replace", name, address, learns, wait)
+    await _change(admin, group, "replace", name, address, learns, wait)
 
 
 @app.command
-async def remove(
-    name: MemberName, /, *, group: Group = None, namesrv: Namesrv = DEFAULT_NAMESRV
-) -> None:
+@with_admin
+async def remove(admin: Admin, name: MemberName, /, *, group: Group = None) -> None:
     """Remove the member NAME, running or not; the leader cannot be removed."""
     ended = f"{name} is no longer a member; stop it if it still runs"
-    await _change(namesrv, group, "remove", name, "", ended)
+    await _change(admin, group, "remove", name, "", ended)
 
 
 @app.command
-async def transfer_leader(
-    name: MemberName = "", /, *, group: Group = None, namesrv: Namesrv = DEFAULT_NAMESRV
-) -> None:
+@with_admin
+async def transfer_leader(admin: Admin, name: MemberName = "", /, *, group: Group = None) -> None:
     """Transfer leadership to the member NAME, or to the most advanced one."""
     done = f"leadership was transferred{f' to {name}' if name else ''}"
-    await _change(namesrv, group, "transfer", name, "", done)
+    await _change(admin, group, "transfer", name, "", done)
 
 
 @app.command
@@ -281,7 +280,7 @@ async def _the_group(admin: Admin, group: str | None) -> str:
 
 
 async def _change(
-    namesrv: str,
+    admin: Admin,
     group: str | None,
     op: str,
     name: str,
@@ -292,25 +291,24 @@ async def _change(
     """Change the members of a group and print *result*; with *wait* until the member NAME votes."""
     import trio
 
-    async with open_admin(namesrv) as admin:
-        broker_name = await _the_group(admin, group)
-        await admin.change_members(broker_name, op, name, address)
-        note(result)
-        if not wait:
-            return
-        with trio.move_on_after(MEMBER_WAIT_S):
-            while True:
-                health = (await admin.cluster_health()).get(broker_name)
-                leader = health.members[health.leader] if health and health.leader else None
-                standings = {
-                    member["standing"]
-                    for member in (leader or {}).get("members", ())
-                    if member["name"] == name
-                }
-                if standings == {"voter"}:
-                    note(f"{name} votes")
-                    return
-                await trio.sleep(LOOK_S)
+    broker_name = await _the_group(admin, group)
+    await admin.change_members(broker_name, op, name, address)
+    note(result)
+    if not wait:
+        return
+    with trio.move_on_after(MEMBER_WAIT_S):
+        while True:
+            health = (await admin.cluster_health()).get(broker_name)
+            leader = health.members[health.leader] if health and health.leader else None
+            standings = {
+                member["standing"]
+                for member in (leader or {}).get("members", ())
+                if member["name"] == name
+            }
+            if standings == {"voter"}:
+                note(f"{name} votes")
+                return
+            await trio.sleep(LOOK_S)
     raise CliError(
         f"the change is not complete after {MEMBER_WAIT_S:.0f} s",
         next_step="see dledger raft status",

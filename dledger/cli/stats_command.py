@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from dledger.cli.commands import open_admin, repeated
+from dledger.cli.commands import repeated, with_admin
 from dledger.cli.topic_command import plain_topics
-from dledger.output import DEFAULT_NAMESRV, ExitCode, Namesrv, RowsOutput, Wide, show
+from dledger.output import ExitCode, RowsOutput, Wide, show
 
 if TYPE_CHECKING:
     from dledger.client.admin.admin import Admin
@@ -23,7 +23,9 @@ ASKED_AT_ONCE = 8
 """Statistics asked for at a time, of all brokers each."""
 
 
+@with_admin
 async def stats(
+    admin: Admin,
     topic: Annotated[str | None, Parameter(help="Name of the topic; all otherwise.")] = None,
     /,
     *,
@@ -31,22 +33,20 @@ async def stats(
     every_s: Annotated[float, Parameter(help="Seconds between two readings.")] = 2.0,
     looks: Annotated[int | None, Parameter(help="Stop after this many readings.")] = None,
     wide: Wide = False,
-    namesrv: Namesrv = DEFAULT_NAMESRV,
     output: RowsOutput = "table",
 ) -> int:
     """Show rates of the last minute and lag, per topic and group; --wide: counts of 24 hours.
 
     Brokers count since they started; what a group got is summed over all brokers.
     """
-    async with open_admin(namesrv) as admin:
 
-        async def look() -> int:
-            rows = await stats_of(admin, None if topic is None else [topic])
-            show(output, "", rows, WIDE_COLUMNS if wide else COLUMNS)
-            return ExitCode.OK
+    async def look() -> int:
+        rows = await stats_of(admin, None if topic is None else [topic])
+        show(output, "", rows, WIDE_COLUMNS if wide else COLUMNS)
+        return ExitCode.OK
 
-        most = looks if looks is not None else (None if watch else 1)
-        return await repeated(look, every_s, most, option="--every-s")
+    most = looks if looks is not None else (None if watch else 1)
+    return await repeated(look, every_s, most, option="--every-s")
 
 
 async def topics_by_lag(admin: Admin) -> list[str]:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from cyclopts import Parameter
 
-from dledger.cli.commands import open_admin
+from dledger.cli.commands import with_admin
 from dledger.commitlog.errors import MQError
-from dledger.output import DEFAULT_NAMESRV, CliError, ExitCode, Namesrv, cell_text, make_console
+from dledger.output import CliError, ExitCode, cell_text, make_console
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -53,12 +53,13 @@ class TopLook:
     error: str = ""
 
 
+@with_admin
 async def top(
+    admin: Admin,
     *,
     sort: Annotated[Sort, Parameter(help="What the first topics have most of.")] = "in",
     every_s: Annotated[float, Parameter(help="Seconds between two updates.")] = 2.0,
     count: Annotated[int | None, Parameter(help="Stop after this many updates.")] = None,
-    namesrv: Namesrv = DEFAULT_NAMESRV,
 ) -> None:
     """Show members, topics and groups of a cluster on one screen until Ctrl-C.
 
@@ -74,23 +75,22 @@ async def top(
     console = make_console()
     is_screen = console.is_terminal
     most = count if count is not None else (None if is_screen else 1)
-    async with open_admin(namesrv) as admin:
-        look, done = await look_at(admin), 1
-        screen = Live(console=console, screen=True, auto_refresh=False) if is_screen else None
-        with screen or nullcontext():
-            while True:
-                if screen is not None:
-                    screen.update(page(look, sort=sort, height=console.height), refresh=True)
-                else:
-                    console.print(page(look, sort=sort))
-                if most is not None and done >= most:
-                    return
-                await trio.sleep(every_s)
-                try:
-                    look = await look_at(admin)
-                except (MQError, ExceptionGroup) as error:
-                    look = replace(look, error=str(known_error(error)))
-                done += 1
+    look, done = await look_at(admin), 1
+    screen = Live(console=console, screen=True, auto_refresh=False) if is_screen else None
+    with screen or nullcontext():
+        while True:
+            if screen is not None:
+                screen.update(page(look, sort=sort, height=console.height), refresh=True)
+            else:
+                console.print(page(look, sort=sort))
+            if most is not None and done >= most:
+                return
+            await trio.sleep(every_s)
+            try:
+                look = await look_at(admin)
+            except (MQError, ExceptionGroup) as error:
+                look = replace(look, error=str(known_error(error)))
+            done += 1
 
 
 async def look_at(admin: Admin) -> TopLook:

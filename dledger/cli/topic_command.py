@@ -11,12 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from cyclopts import App, Parameter
 
-from dledger.cli.commands import Rows, change_each, listing, open_admin
+from dledger.cli.commands import Rows, change_each, listing, with_admin
 from dledger.output import (
-    DEFAULT_NAMESRV,
     CliError,
     ExitCode,
-    Namesrv,
     Output,
     TopicName,
     Yes,
@@ -140,7 +138,9 @@ async def plain_topics(admin: Admin) -> list[str]:
 
 
 @app.command
+@with_admin
 async def create(
+    admin: Admin,
     topic: TopicName,
     /,
     *,
@@ -154,7 +154,6 @@ async def create(
     broker: Annotated[
         tuple[str, ...] | None, Parameter(help="Broker group, may be repeated; all otherwise.")
     ] = None,
-    namesrv: Namesrv = DEFAULT_NAMESRV,
     output: Output = "table",
 ) -> None:
     """Create a topic in every broker group; where it exists it has to be the same.
@@ -164,27 +163,26 @@ async def create(
     if permission not in PERMISSIONS or queues < 1:
         raise CliError("--permission is r, w or rw; --queues at least 1", exit_code=ExitCode.USAGE)
     wanted = (queues, queues, PERMISSIONS[permission])
-    async with open_admin(namesrv) as admin:
-        groups = await groups_of(admin, cluster, broker)
-        for name in groups:
-            config = await admin.topic_config(topic, name)
-            if config is not None and (
-                (config.read_queue_nums, config.write_queue_nums, config.perm) != wanted
-                or (type_ or config.attributes.get(TYPE)) != config.attributes.get(TYPE)
-            ):
-                raise CliError(
-                    f"{name} has a topic {topic} already, with {config.write_queue_nums} queues to"
-                    f" write, {config.read_queue_nums} to read, {permission_text(config.perm)} and"
-                    f" {TYPE} {config.attributes.get(TYPE, 'none')}; nothing was changed",
-                    next_step=f"dledger topic update {topic} changes it",
-                )
-        names = await admin.create_topic(
-            topic,
-            queue_nums=queues,
-            perm=PERMISSIONS[permission],
-            attributes=None if type_ is None else {TYPE: type_},
-            broker_names=groups,
-        )
+    groups = await groups_of(admin, cluster, broker)
+    for name in groups:
+        config = await admin.topic_config(topic, name)
+        if config is not None and (
+            (config.read_queue_nums, config.write_queue_nums, config.perm) != wanted
+            or (type_ or config.attributes.get(TYPE)) != config.attributes.get(TYPE)
+        ):
+            raise CliError(
+                f"{name} has a topic {topic} already, with {config.write_queue_nums} queues to"
+                f" write, {config.read_queue_nums} to read, {permission_text(config.perm)} and"
+                f" {TYPE} {config.attributes.get(TYPE, 'none')}; nothing was changed",
+                next_step=f"dledger topic update {topic} changes it",
+            )
+    names = await admin.create_topic(
+        topic,
+        queue_nums=queues,
+        perm=PERMISSIONS[permission],
+        attributes=None if type_ is None else {TYPE: type_},
+        broker_names=groups,
+    )
     found = {"topic": topic, "queues": queues, "brokers": names}
     answer(output, found, f"{topic}: {queues} queues in {', '.join(names)}")
 
@@ -213,12 +211,10 @@ async def groups_of(
 
 
 @app.command
-async def route(
-    topic: TopicName, /, *, namesrv: Namesrv = DEFAULT_NAMESRV, output: Output = "table"
-) -> None:
+@with_admin
+async def route(admin: Admin, topic: TopicName, /, *, output: Output = "table") -> None:
     """Show where the queues of a topic are."""
-    async with open_admin(namesrv) as admin:
-        data = await admin.topic_route_data(topic)
+    data = await admin.topic_route_data(topic)
     brokers = {broker.broker_name: broker.broker_addrs for broker in data.broker_datas}
     rows: list[dict[str, Any]] = [
         {
@@ -250,12 +246,10 @@ def route_line(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @app.command
-async def info(
-    topic: TopicName, /, *, namesrv: Namesrv = DEFAULT_NAMESRV, output: Output = "table"
-) -> None:
+@with_admin
+async def info(admin: Admin, topic: TopicName, /, *, output: Output = "table") -> None:
     """Show offsets and number of messages of each queue."""
-    async with open_admin(namesrv) as admin:
-        offsets = await admin.offsets(topic)
+    offsets = await admin.offsets(topic)
     rows = [
         {
             "broker": queue.broker_name,
@@ -274,7 +268,9 @@ async def info(
 
 
 @app.command
+@with_admin
 async def perm(
+    admin: Admin,
     topic: TopicName,
     permission: Annotated[str, Parameter(help="r, w, rw or none.")],
     /,
@@ -282,20 +278,20 @@ async def perm(
     broker: Annotated[
         tuple[str, ...] | None, Parameter(help="Broker group, may be repeated; all otherwise.")
     ] = None,
-    namesrv: Namesrv = DEFAULT_NAMESRV,
     output: Output = "table",
 ) -> None:
     """Change the permissions of a topic."""
     if permission not in PERMISSIONS:
         raise CliError("the permission is r, w, rw or none", exit_code=ExitCode.USAGE)
-    async with open_admin(namesrv) as admin:
-        names = await admin.set_topic_perm(topic, PERMISSIONS[permission], broker_names=broker)
+    names = await admin.set_topic_perm(topic, PERMISSIONS[permission], broker_names=broker)
     found = {"topic": topic, "permission": permission, "brokers": names}
     answer(output, found, f"{topic}: {permission} in {', '.join(names)}")
 
 
 @app.command
+@with_admin
 async def update(
+    admin: Admin,
     topic: TopicName,
     /,
     *,
@@ -311,7 +307,6 @@ async def update(
         tuple[str, ...] | None, Parameter(help="Broker group, may be repeated; all otherwise.")
     ] = None,
     yes: Yes = False,
-    namesrv: Namesrv = DEFAULT_NAMESRV,
     output: Output = "table",
 ) -> None:
     """Change what is given of a topic, and nothing else of it.
@@ -320,18 +315,19 @@ async def update(
     first, and --yes is needed.
     """
     changes = topic_changes(queues, read_queues, write_queues, permission, attribute or ())
-    await _change_groups(namesrv, topic, changes, broker, yes, output)
+    await _change_groups(admin, topic, changes, broker, yes, output)
 
 
 @app.command
+@with_admin
 async def retention(
+    admin: Admin,
     topic: TopicName,
     keeps: Annotated[
         str, Parameter(help="Time, as 7d, 6h, 30m, 90s or 1500ms; none: as long as the log.")
     ],
     /,
     *,
-    namesrv: Namesrv = DEFAULT_NAMESRV,
     yes: Yes = False,
     output: Output = "table",
 ) -> None:
@@ -341,11 +337,11 @@ async def retention(
     """
 
     attribute = "-retention.ms" if keeps == "none" else f"+retention.ms={duration_ms(keeps)}"
-    await _change_groups(namesrv, topic, {"attributes": attribute}, None, yes, output, what=keeps)
+    await _change_groups(admin, topic, {"attributes": attribute}, None, yes, output, what=keeps)
 
 
 async def _change_groups(
-    namesrv: str,
+    admin: Admin,
     topic: str,
     changes: Mapping[str, str],
     brokers: Sequence[str] | None,
@@ -358,17 +354,16 @@ async def _change_groups(
 
     Raises CliError: a group refuses, has no leader, or does not have the topic.
     """
-    async with open_admin(namesrv) as admin:
-        has_it = sorted((await admin.topic_route(topic)).addresses)
-        if missing := set(brokers or ()) - set(has_it):
-            raise CliError(
-                f"{topic} is not in {', '.join(sorted(missing))}; nothing was changed",
-                next_step=f"see dledger topic route {topic}",
-            )
-        groups = [name for name in has_it if brokers is None or name in brokers]
-        shown = await change_each(
-            groups, partial(_change, admin, topic, changes, what), yes=yes, output=output
+    has_it = sorted((await admin.topic_route(topic)).addresses)
+    if missing := set(brokers or ()) - set(has_it):
+        raise CliError(
+            f"{topic} is not in {', '.join(sorted(missing))}; nothing was changed",
+            next_step=f"see dledger topic route {topic}",
         )
+    groups = [name for name in has_it if brokers is None or name in brokers]
+    shown = await change_each(
+        groups, partial(_change, admin, topic, changes, what), yes=yes, output=output
+    )
     if shown.left:
         note(f"{topic} in {', '.join(shown.left)}: not changed; --yes does it")
     if output == "json" and not shown.gives_up:
@@ -383,7 +378,9 @@ async def _change(
 
 
 @app.command
+@with_admin
 async def delete(
+    admin: Admin,
     topic: TopicName,
     /,
     *,
@@ -391,24 +388,20 @@ async def delete(
     yes: Annotated[
         bool, Parameter(name="--yes", negative="", help="Do not ask, even if messages are removed.")
     ] = False,
-    namesrv: Namesrv = DEFAULT_NAMESRV,
 ) -> int:
     """Delete a topic in every broker group, with its messages.
 
     Asks first on a terminal when it holds messages; elsewhere --yes is needed.
     """
-    async with open_admin(namesrv) as admin:
-        await admin.topic_route(topic)
-        groups = await groups_of(admin, cluster)
-        if not yes:
-            offsets = await admin.offsets(topic)
-            held = sum(
-                end - first for q, (first, end) in offsets.items() if q.broker_name in groups
-            )
-            if not await _may_delete(topic, held):
-                note(f"{topic} was not deleted")
-                return ExitCode.FAILED
-        await admin.delete_topic(topic, broker_names=groups)
+    await admin.topic_route(topic)
+    groups = await groups_of(admin, cluster)
+    if not yes:
+        offsets = await admin.offsets(topic)
+        held = sum(end - first for q, (first, end) in offsets.items() if q.broker_name in groups)
+        if not await _may_delete(topic, held):
+            note(f"{topic} was not deleted")
+            return ExitCode.FAILED
+    await admin.delete_topic(topic, broker_names=groups)
     note(f"{topic} is deleted")
     return ExitCode.OK
 

@@ -8,23 +8,25 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from dledger.cli.commands import open_admin
-from dledger.output import DEFAULT_NAMESRV, CliError, ExitCode, Namesrv, RowsOutput, show
+from dledger.cli.commands import with_admin
+from dledger.output import CliError, ExitCode, RowsOutput, show
 
 if TYPE_CHECKING:
+    from dledger.client.admin.admin import Admin
     from dledger.client.trace import TraceBean, TraceContext
 
 COLUMNS = ("time", "step", "group", "topic", "where", "took_ms", "try", "result")
 
 
+@with_admin
 async def trace(
+    admin: Admin,
     message_id: Annotated[str, Parameter(help="A message's id, or one of its keys.")],
     /,
     *,
     topic: Annotated[
         str, Parameter(name=["--trace-topic"], help="Where clients send their traces.")
     ] = "RMQ_SYS_TRACE_TOPIC",
-    namesrv: Namesrv = DEFAULT_NAMESRV,
     output: RowsOutput = "table",
 ) -> int:
     """Show the clients that sent and consumed a message, when, how long it took and the result.
@@ -33,14 +35,13 @@ async def trace(
     """
     from dledger.client.core.errors import NoRouteError
 
-    async with open_admin(namesrv) as admin:
-        try:
-            steps = await admin.message_trace(message_id, trace_topic=topic)
-        except NoRouteError:
-            raise CliError(
-                f"topic {topic} does not exist",
-                next_step="start brokers with traceTopicEnable=true, clients with enable_msg_trace",
-            ) from None
+    try:
+        steps = await admin.message_trace(message_id, trace_topic=topic)
+    except NoRouteError:
+        raise CliError(
+            f"topic {topic} does not exist",
+            next_step="start brokers with traceTopicEnable=true, clients with enable_msg_trace",
+        ) from None
     rows = path_rows(steps, message_id)
     if not rows and output == "table":
         raise CliError(

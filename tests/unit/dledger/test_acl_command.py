@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import stat
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from dledger.cli import acl_in_log
 from dledger.cli.main import main
 from dledger.client.core.errors import RequestFailedError
 from dledger.remoting.access.account_file import parse_accounts
@@ -202,11 +200,8 @@ class Clusters:
 def clusters(monkeypatch: pytest.MonkeyPatch) -> Clusters:
     made = Clusters()
 
-    @asynccontextmanager
-    async def admin(_: str) -> AsyncIterator[Clusters]:
-        yield made
-
-    monkeypatch.setattr(acl_in_log, "open_admin", admin)
+    for module in ("acl_command", "commands"):
+        monkeypatch.setattr(f"dledger.cli.{module}.open_admin", lambda _: nullcontext(made))
     return made
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from contextlib import nullcontext
+from contextlib import AbstractAsyncContextManager, nullcontext
 
 import pytest
 
@@ -43,8 +43,12 @@ class Daemons:
         self.calls: list[tuple[str, Mapping[str, str] | None, bool]] = []
         self.refusal: ClientError | None = None
         self.gives_up = False
-        for module in ("config_command", "message_command"):
-            monkeypatch.setattr(f"dledger.cli.{module}.open_admin", lambda _: nullcontext(self))
+        self.name_servers: list[str] = []
+        monkeypatch.setattr("dledger.cli.commands.open_admin", self._opened)
+
+    def _opened(self, namesrv: str) -> AbstractAsyncContextManager[Daemons]:
+        self.name_servers = [namesrv]
+        return nullcontext(self)
 
     async def broker_settings(self, address: str) -> dict[str, str]:
         self.calls.append((address, None, False))

@@ -32,7 +32,7 @@ def changes(monkeypatch: pytest.MonkeyPatch) -> list[Mapping[str, str]]:
                 raise ConfirmationNeededError("gives up", code=1, remark="", given_up=LOST)
             taken.append({"group": group, **asked})
 
-    monkeypatch.setattr("dledger.cli.topic_command.open_admin", lambda _: nullcontext(Groups()))
+    monkeypatch.setattr("dledger.cli.commands.open_admin", lambda _: nullcontext(Groups()))
     return taken
 
 
