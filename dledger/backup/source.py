@@ -8,6 +8,7 @@ knows of it. So the snapshot is read first, then the mark, then the begin.
 
 from __future__ import annotations
 
+import fcntl
 from dataclasses import dataclass
 from typing import Final
 
@@ -75,6 +76,18 @@ class Source:
     def root(self) -> str:
         """The folder."""
         return self._paths.root
+
+    @property
+    def is_running(self) -> bool:
+        """Whether a broker holds the folder; it is not kept out by the question."""
+        if not self._disk.exists(self._paths.lock):
+            return False
+        with open(self._paths.lock, "rb") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return True
+        return False
 
     def mark(self) -> Mark | None:
         """Return the newest entry that this member knows to be committed; None: it knows none.

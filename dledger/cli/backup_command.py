@@ -69,7 +69,7 @@ async def create(
 
     folder = BackupFolder.open(target)
     source = Source(OsDisk(), str(data.resolve()))
-    if not as_of_checkpoint and is_running(data):
+    if not as_of_checkpoint and source.is_running:
         await _wait_for(source, await _committed(source, namesrv))
     with progress(0, "bytes") as line:
         done = make(folder, source, made_at_ms=time.time_ns() // 1_000_000, copied_to=line.to)
@@ -181,17 +181,6 @@ def when(at_ms: int) -> str | None:
         return datetime.fromtimestamp(at_ms / 1000, UTC).isoformat(timespec="milliseconds")
     except (OverflowError, ValueError):  # no year that calendars have
         return f"{at_ms} ms"
-
-
-def is_running(folder: Path) -> bool:
-    """Whether a broker holds *folder*; it is not kept out by the question."""
-    from dledger.cli.log_verify import refuse_running
-
-    try:
-        refuse_running(folder)
-    except CliError:
-        return True
-    return False
 
 
 async def _committed(source: Source, namesrv: str) -> int:

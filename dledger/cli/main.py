@@ -67,7 +67,7 @@ COMMANDS = (
     ("msg", "dledger.cli.message_command:msg", MESSAGES, "Show messages and their trace."),
     (
         "log",
-        "dledger.cli.log_command:app",
+        "dledger.log_command:app",
         CHECK,
         "Check and read the data folder of a stopped broker.",
     ),

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import App, Parameter
 
 from dledger.cli.commands import Watch, repeated, with_admin
-from dledger.cli.log_command import history
 from dledger.cli.topic_command import groups_of
 from dledger.output import (
     CliError,
@@ -27,7 +26,11 @@ if TYPE_CHECKING:
     from dledger.raft.recover import Survivor
 
 app = App(name="raft", help="Show and change the members of a Raft group.", backend="trio")
-app.command(history)
+app.command(
+    "dledger.log_command:history",
+    name="history",
+    help="List the terms of a stopped broker's log.",
+)
 
 LOOK_S = 0.2
 

@@ -8,12 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-import numpy as np
-
 from dledger.commitlog.entry import parse_header, verify_frame
 from dledger.commitlog.errors import CorruptEntryError, NewerEntryError
-from dledger.commitlog.segment import ZERO_CHUNK_BYTES, encode_blank, segment_base
-from dledger.spark_jobs.audit.folder import Before, ReplicaFolder, Side, open_folder, whole_at
+from dledger.commitlog.segment import segment_base
+from dledger.spark_jobs.audit.folder import (
+    ReplicaFolder,
+    after_blank,
+    first_written,
+    follow,
+    open_folder,
+)
 from dledger.spark_jobs.audit.segment_report import (
     ANCHOR,
     BLANK,
@@ -111,11 +115,11 @@ class _Join:
         moving = [f for f in findings if f.kind in DERIVED and self._named[f.replica].running]
         certain = [f for f in findings if f not in moving]
         if certain:
-            return "parted", _sentence(certain[0])
+            return "parted", sentence(certain[0])
         if self._problems:
             return "unknown", self._problems[0]
         if moving:
-            return "unknown", f"a broker went on while its files were read: {_sentence(moving[0])}"
+            return "unknown", f"a broker went on while its files were read: {sentence(moving[0])}"
         entries = sum(one.entries for one in self._segments)
         if sum(one.alone for one in self._segments) == entries:
             return "unknown", "no two folders hold the same part of the log"
@@ -342,7 +346,7 @@ class _Join:
             if folder.mark is None:
                 self._note(folder.name, "has no commit mark: nothing in it must be there")
         alone = sum(one.alone for one in self._segments)
-        if alone:
+        if alone and len(self._folders) > 1:
             self._note("", f"{alone} entries are held by one replica alone")
 
 
@@ -357,7 +361,7 @@ def _of_queue(mismatch: QueueMismatch) -> Finding:
     )
 
 
-def _sentence(finding: Finding) -> str:
+def sentence(finding: Finding) -> str:
     """Return a finding in one line."""
     place = f"{finding.file} byte {finding.byte}: " if finding.byte >= 0 else ""
     who = f"{finding.replica}: " if finding.replica else ""
@@ -378,39 +382,10 @@ def tail_of(folder: ReplicaFolder, index: int, position: int) -> Tail:
 
     Raises NewerEntryError: an entry is of a format that this version does not know.
     """
-    size = folder.log_format.segment_bytes
-    before: Before | None = None
     end = position
-    while True:
-        base = segment_base(position, size)
-        side = Side(folder, base, folder.segment(base), folder.anchor.position, folder.due)
-        found = whole_at(side, position, before) if len(side.view) else None
-        if found is not None and found.header.index == index + 1:
-            header = found.header
-            before = Before(header.index, header.term, header.chain, header.store_time_ms)
-            index, end = header.index, header.end_position
-            position = end
-        elif position > base and _is_blank(side, position, size):
-            position = base + size
-        else:
-            return Tail(index, end, _rest(folder, position))
-
-
-def _is_blank(side: Side, position: int, segment_bytes: int) -> bool:
-    remaining = side.base + segment_bytes - position
-    return side.bytes_at(position, 8) == encode_blank(remaining)
-
-
-def _rest(folder: ReplicaFolder, position: int) -> int:
-    """Return the first byte that is not zero in the segment at *position*."""
-    size = folder.log_format.segment_bytes
-    base = segment_base(position, size)
-    view = folder.segment(base)
-    for at in range(position - base, len(view), ZERO_CHUNK_BYTES):
-        written = np.flatnonzero(np.frombuffer(view[at : at + ZERO_CHUNK_BYTES], np.uint8))
-        if len(written):
-            return base + at + int(written[0])
-    return -1
+    for whole in follow(folder, index, position):
+        index, end = whole.header.index, whole.header.end_position
+    return Tail(index, end, first_written(folder, after_blank(folder, end)))
 
 
 Doer = Callable[[Sequence[ReplicaFolder], Sequence[Work]], list[Done]]

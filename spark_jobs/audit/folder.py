@@ -43,7 +43,14 @@ from dledger.commitlog.mark import (
     decode_slot,
     load_anchor,
 )
-from dledger.commitlog.segment import BLANK_BYTES, LogFormat, read_format
+from dledger.commitlog.segment import (
+    BLANK_BYTES,
+    ZERO_CHUNK_BYTES,
+    LogFormat,
+    encode_blank,
+    read_format,
+    segment_base,
+)
 from dledger.commitlog.shared_units import Tails, read_tails
 from dledger.commitlog.store_paths import StorePaths, parse_file_name
 
@@ -326,6 +333,49 @@ def whole_at(side: Side, position: int, before: Before | None) -> Whole | None:
     except CorruptEntryError:
         return None
     return Whole(header, frame, (side,))
+
+
+def follow(
+    folder: ReplicaFolder, index: int, position: int, before: Before | None = None
+) -> Iterator[Whole]:
+    """Yield the whole entries behind entry *index*, which ends at *position*.
+
+    They end where none follows the one before. *before*: that entry, as far as it is known.
+
+    Raises NewerEntryError: as `whole_at`.
+    """
+    size = folder.log_format.segment_bytes
+    while True:
+        position = after_blank(folder, position)
+        base = segment_base(position, size)
+        side = Side(folder, base, folder.segment(base), folder.anchor.position, folder.due)
+        found = whole_at(side, position, before) if len(side.view) else None
+        if found is None or found.header.index != index + 1:
+            return
+        yield found
+        header = found.header
+        before = Before(header.index, header.term, header.chain, header.store_time_ms)
+        index, position = header.index, header.end_position
+
+
+def after_blank(folder: ReplicaFolder, position: int) -> int:
+    """Return *position*, or the end of its segment where a blank fills that."""
+    size = folder.log_format.segment_bytes
+    base = segment_base(position, size)
+    head = folder.segment(base)[position - base : position - base + BLANK_BYTES]
+    is_blank = position > base and head == encode_blank(base + size - position)
+    return base + size if is_blank else position
+
+
+def first_written(folder: ReplicaFolder, position: int) -> int:
+    """Return the first byte from *position* on in its segment that is not zero; -1: none is."""
+    base = segment_base(position, folder.log_format.segment_bytes)
+    view = folder.segment(base)
+    for at in range(position - base, len(view), ZERO_CHUNK_BYTES):
+        written = np.flatnonzero(np.frombuffer(view[at : at + ZERO_CHUNK_BYTES], np.uint8))
+        if len(written):
+            return base + at + int(written[0])
+    return -1
 
 
 def fits_itself(frame: memoryview, header: EntryHeader) -> bool:

@@ -359,8 +359,6 @@ def commit_position(folders: Sequence[ReplicaFolder]) -> int:
 
 def why_not(folders: Sequence[ReplicaFolder]) -> str:
     """Return why these folders cannot be compared; empty when they can."""
-    if len(folders) < 2:
-        return "one folder alone has nothing to be compared with"
     if len({folder.log_format.segment_bytes for folder in folders}) > 1:
         return "the folders have segments of different sizes"
     if not commit_position(folders):

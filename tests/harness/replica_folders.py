@@ -13,7 +13,6 @@ from pathlib import Path
 
 import numpy as np
 
-from dledger.cli.log_verify import Segment
 from dledger.commitlog.consume_queue_store import MAX_OPEN_FILES
 from dledger.commitlog.disk import OsDisk
 from dledger.commitlog.entry import RecordBatch, Run, parse_header, seal_entry, seal_no_op
@@ -230,34 +229,3 @@ def install_at_once(store: ReplicaStore, data: bytes, commit_index: int) -> bool
     store.take_over(loaded, store.empty_for(loaded)).close(clean=False)
     store._reserve()
     return True
-
-
-def equal_bytes(left: list[Segment], right: list[Segment], end: int) -> int | None:
-    """Return the first byte before *end* in which two logs differ; None when they are equal."""
-    starts = [max(side[0].start, 0) if side else 0 for side in (left, right)]
-    at = max(starts)
-    while at < end:
-        a, b = _at(left, at, end), _at(right, at, end)
-        size = min(len(a), len(b))
-        if size == 0:
-            return at
-        if a[:size] != b[:size]:
-            return at + _first_difference(a[:size], b[:size])
-        at += size
-    return None
-
-
-_COMPARE_BYTES = 1 << 20
-"""Compared at once: small enough to find the place, large enough to be quick."""
-
-
-def _at(segments: list[Segment], position: int, end: int) -> memoryview:
-    for segment in segments:
-        if segment.start <= position < segment.end:
-            stop = min(segment.end, end, position + _COMPARE_BYTES)
-            return segment.data[position - segment.start : stop - segment.start]
-    return memoryview(b"")
-
-
-def _first_difference(left: memoryview, right: memoryview) -> int:
-    return next(i for i, (a, b) in enumerate(zip(left, right, strict=True)) if a != b)

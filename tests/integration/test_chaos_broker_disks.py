@@ -10,7 +10,6 @@ import pytest
 import trio
 
 from dledger.cli.local_cluster import local_cluster
-from dledger.cli.log_verify import verify_store
 from dledger.client.connect import connect
 from dledger.client.core.message import Message
 from dledger.client.producer.producer import Producer
@@ -29,6 +28,7 @@ from dledger.jepsen_like.chaos.file_damage import (
 )
 from dledger.jepsen_like.chaos.strace_inject import fail_one_flush
 from dledger.jepsen_like.nemesis.ground import FaultError
+from dledger.log_command import verify_store
 from tests.harness.broken_disks import is_traced, needs_strace
 from tests.harness.cluster_questions import create_topic
 from tests.harness.stored_messages import bodies_at

@@ -12,13 +12,13 @@ import pytest
 import trio
 
 from dledger.cli.local_cluster import LocalCluster, local_cluster
-from dledger.cli.log_verify import verify_store
 from dledger.client.connect import connect
 from dledger.client.consumer.pull_consumer import PullConsumer
 from dledger.client.core.client_instance import ClientInstance
 from dledger.client.core.message import Message
 from dledger.client.core.route import MessageQueue
 from dledger.client.producer.producer import Producer
+from dledger.log_command import verify_store
 from tests.harness.cluster_questions import create_topic
 
 pytestmark = pytest.mark.slow

@@ -17,13 +17,13 @@ import pytest
 import trio
 
 from dledger.cli.local_cluster import LocalCluster, lay_out, status_of
-from dledger.cli.log_verify import verify_store
 from dledger.cli.raft_command import transfer_leader
 from dledger.cli.topic_command import retention
 from dledger.client.connect import connect
 from dledger.client.core.message import Message
 from dledger.client.producer.config import ProducerConfig
 from dledger.client.producer.producer import Producer
+from dledger.log_command import verify_store
 from dledger.remoting.protocol.codes import RequestCode, ResponseCode
 from dledger.remoting.protocol.headers import SendMessageHeader
 from tests.harness.cluster_questions import ask, create_topic, queue_ends

@@ -13,8 +13,9 @@ import trio
 
 from dledger.cli.cluster_command import health
 from dledger.cli.local_cluster import LocalCluster, local_cluster
-from dledger.cli.log_verify import open_segments, verify_store, walk
 from dledger.commitlog.entry import KIND_NO_OP
+from dledger.log_command import entries_of, verify_store
+from dledger.spark_jobs.audit.folder import open_folder
 from tests.harness.cluster_questions import create_topic, queue_ends
 from tests.harness.eventually import WITHIN_S, look_until
 from tests.harness.local_settings import SMALL_FILES
@@ -46,7 +47,7 @@ async def test_a_cluster_survives_its_leader_and_stops_clean(tmp_path: Path) -> 
         ends.append(report.end_position)
         segment = min((node.store_path / "commitlog").glob("0*"))
         logs.append(segment.read_bytes())
-        entries.append(list(walk(open_segments(node.store_path / "commitlog"))))
+        entries.append(list(entries_of(open_folder(node.store_path))))
     # Those that stopped first may lack no-ops of leaders that the other stops made, nothing else.
     common = min(ends)
     longest = entries[ends.index(max(ends))]

@@ -11,15 +11,14 @@ from pathlib import Path
 import pytest
 
 from dledger.cli.local_cluster import LocalCluster, Node, lay_out, local_cluster, status_of
-from dledger.cli.log_verify import open_segments
 from dledger.cli.ports import free_ports
 from dledger.cli.raft_command import add, remove, replace, transfer_leader
 from dledger.client.producer.config import ProducerConfig
+from dledger.spark_jobs.audit.folder import follow, open_folder
 from tests.harness.eventually import all_statuses, eventually
 from tests.harness.load import loaded
 from tests.harness.local_settings import SMALL_FILES
 from tests.harness.module_cluster import running
-from tests.harness.replica_folders import equal_bytes
 
 pytestmark = pytest.mark.slow
 
@@ -44,14 +43,15 @@ async def wait_leads(cluster: LocalCluster, name: str) -> None:
 
 
 def logs_are_equal(cluster: LocalCluster, statuses: dict[str, dict[str, object]]) -> None:
-    end = min(int(str(status["end_position"])) for status in statuses.values())
-    logs = []
+    last = min(int(str(status["last_index"])) for status in statuses.values())
+    chains = set()
     for name in statuses:
         store = cluster.brokers[name].store_path
         assert store is not None
-        logs.append(open_segments(store / "commitlog"))
-    for other in logs[1:]:
-        assert equal_bytes(logs[0], other, end) is None
+        folder = open_folder(store)
+        entries = follow(folder, folder.anchor.first_index - 1, folder.anchor.position)
+        chains |= {entry.header.chain for entry in entries if entry.header.index == last}
+    assert len(chains) == 1, "the chain ties an entry to all before it"
 
 
 async def wait_answers(node: Node) -> None:

@@ -9,13 +9,13 @@ import cbor2
 import pytest
 import trio
 
-from dledger.cli.log_verify import verify_store
 from dledger.cli.raft_command import recover, repair_term, what_may_be_lost
 from dledger.commitlog.disk import OsDisk
 from dledger.commitlog.errors import CorruptStoreError, StoreLockedError
 from dledger.commitlog.mark import SlotFile
 from dledger.commitlog.record import decode_record
 from dledger.commitlog.store_paths import StorePaths
+from dledger.log_command import verify_store
 from dledger.processors.raft import MembershipChanges
 from dledger.raft.journal import TermVote
 from dledger.raft.recover import REPAIRED_TERM_STEP, Recovery
