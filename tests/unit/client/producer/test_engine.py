@@ -217,6 +217,34 @@ async def test_engine_keeps_order_when_a_session_is_lost(
         assert [epoch for epoch, _, _ in stamps(world)].count(left) > 2
 
 
+async def test_engine_keeps_order_of_sends_that_stay_when_others_move() -> None:
+    async with open_world(idempotent=True) as world:
+        await world.add_group("h", 1, 11911, idempotent=True)
+        async with world.client() as client, Producer(client, "p") as producer:
+            await producer.publish_queues("T")
+            await producer.send_to(QUEUE, Message("T", b"before"))
+            refusals, done = answers(*[BUSY] * 4), {0}
+
+            def busy(asked: RemotingCommand) -> Handled:
+                """Refuse the next sequence for a while, and those behind it as long."""
+                _, _, sequence, first_open = asked.ext["producer"]
+                is_next = done.issuperset(range(first_open, sequence))
+                refusal = refusals(asked) if sequence == 1 else None
+                if refusal is None and is_next:
+                    done.add(sequence)
+                    return None
+                return refusal or answers(BUSY)(asked)
+
+            world.groups["g"].brokers[0].intercept = busy
+            much = random.Random(1).randbytes(PIPELINE_BYTES)
+            stay = [producer.send_nowait(Message("T", b"first"), queue=QUEUE)]
+            free = [producer.send_nowait(Message("T", b"free")) for _ in range(4)]
+            stay += [producer.send_nowait(Message("T", much), queue=QUEUE) for _ in range(3)]
+            offsets = [(await send.result()).queue_offset for send in stay]
+            assert offsets == sorted(offsets)
+            assert "h" in {(await send.result()).message_queue.broker_name for send in free}
+
+
 @pytest.mark.parametrize("idempotent", [True, False])
 @pytest.mark.parametrize("is_leader_known", [True, False])
 async def test_engine_keeps_order_while_it_connects(
