@@ -15,7 +15,7 @@ from dledger.cli.raft_command import add
 from dledger.client.connect import connect
 from dledger.client.consumer.pull_consumer import PullConsumer
 from dledger.client.core.route import MessageQueue
-from dledger.log_command import verify_store
+from dledger.log_report import verify_store
 from tests.harness.eventually import all_statuses, eventually
 from tests.harness.load import loaded, missing_in, stored
 from tests.harness.module_cluster import running

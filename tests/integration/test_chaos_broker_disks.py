@@ -28,7 +28,7 @@ from dledger.jepsen_like.chaos.file_damage import (
 )
 from dledger.jepsen_like.chaos.strace_inject import fail_one_flush
 from dledger.jepsen_like.nemesis.ground import FaultError
-from dledger.log_command import verify_store
+from dledger.log_report import verify_store
 from tests.harness.broken_disks import is_traced, needs_strace
 from tests.harness.cluster_questions import create_topic
 from tests.harness.stored_messages import bodies_at

@@ -18,7 +18,7 @@ from dledger.client.core.client_instance import ClientInstance
 from dledger.client.core.message import Message
 from dledger.client.core.route import MessageQueue
 from dledger.client.producer.producer import Producer
-from dledger.log_command import verify_store
+from dledger.log_report import verify_store
 from tests.harness.cluster_questions import create_topic
 
 pytestmark = pytest.mark.slow

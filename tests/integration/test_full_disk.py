@@ -23,7 +23,7 @@ from dledger.client.connect import connect
 from dledger.client.core.message import Message
 from dledger.client.producer.config import ProducerConfig
 from dledger.client.producer.producer import Producer
-from dledger.log_command import verify_store
+from dledger.log_report import verify_store
 from dledger.remoting.protocol.codes import RequestCode, ResponseCode
 from dledger.remoting.protocol.headers import SendMessageHeader
 from tests.harness.cluster_questions import ask, create_topic, queue_ends

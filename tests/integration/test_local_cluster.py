@@ -14,7 +14,7 @@ import trio
 from dledger.cli.cluster_command import health
 from dledger.cli.local_cluster import LocalCluster, local_cluster
 from dledger.commitlog.entry import KIND_NO_OP
-from dledger.log_command import entries_of, verify_store
+from dledger.log_report import entries_of, verify_store
 from dledger.spark_jobs.audit.folder import open_folder
 from tests.harness.cluster_questions import create_topic, queue_ends
 from tests.harness.eventually import WITHIN_S, look_until

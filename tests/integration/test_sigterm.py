@@ -12,7 +12,7 @@ import pytest
 
 from dledger.cli.local_cluster import Node, local_cluster
 from dledger.client.producer.config import ProducerConfig
-from dledger.log_command import verify_store
+from dledger.log_report import verify_store
 from tests.harness.eventually import WITHIN_S, wait_logged
 from tests.harness.load import loaded, stored
 from tests.harness.local_settings import SMALL_FILES

@@ -21,7 +21,7 @@ from dledger.commitlog.mark import SlotFile
 from dledger.commitlog.queue_unit import UNIT_BYTES
 from dledger.commitlog.record import encode_record, pack_host
 from dledger.commitlog.store_paths import StorePaths
-from dledger.log_command import entries_of, terms_of, verify_store
+from dledger.log_report import entries_of, terms_of, verify_store
 from dledger.spark_jobs.audit.folder import open_folder
 
 SEGMENT_BYTES = 64 * 1024

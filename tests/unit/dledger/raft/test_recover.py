@@ -15,7 +15,7 @@ from dledger.commitlog.errors import CorruptStoreError, StoreLockedError
 from dledger.commitlog.mark import SlotFile
 from dledger.commitlog.record import decode_record
 from dledger.commitlog.store_paths import StorePaths
-from dledger.log_command import verify_store
+from dledger.log_report import verify_store
 from dledger.processors.raft import MembershipChanges
 from dledger.raft.journal import TermVote
 from dledger.raft.recover import REPAIRED_TERM_STEP, Recovery
