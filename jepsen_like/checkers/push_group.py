@@ -25,6 +25,7 @@ TWO_OWNERS: Final = "queue with more than one owner"
 NOT_COMMITTED: Final = "offset not committed to the end"
 WRONG_COUNT: Final = "a member counts otherwise than its listener"
 OUT_OF_ORDER: Final = "consumed before a message in front of it"
+OF_PAUSED: Final = "polled of a queue that is paused"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +48,7 @@ class PushRecord:
         stored: Queue → first offset kept and the values from there on.
         owners: Live member → the queues that it owns.
         counts: A run of a member → what it counted as consumed, what its listener did.
+        of_paused: Member and queue of each poll that returned what it had paused.
     """
 
     consumed: list[Consumed] = field(default_factory=list)
@@ -54,6 +56,7 @@ class PushRecord:
     owners: dict[str, frozenset[int]] = field(default_factory=dict)
     committed: dict[int, int] = field(default_factory=dict)
     counts: dict[str, tuple[int, int]] = field(default_factory=dict)
+    of_paused: list[str] = field(default_factory=list)
     is_orderly: bool = False
 
 
@@ -103,6 +106,7 @@ def check_record(record: PushRecord) -> Verdict:
         if counted != handled:
             text = f"it counts {counted}, its listener dealt with {handled}"
             found.append(Violation(WRONG_COUNT, start, text))
+    found += [Violation(OF_PAUSED, "group", text) for text in record.of_paused[:REPORTED_MAX]]
     found += _phantoms(record)[:REPORTED_MAX]
     if record.is_orderly:
         found += _out_of_order(record)[:REPORTED_MAX]

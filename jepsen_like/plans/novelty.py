@@ -56,6 +56,7 @@ SERVICES: Final[Mapping[str, str]] = {
     "time to live": "expirers",
     "push": "push_members",
     "orderly": "push_orderly",
+    "polls": "push_polled",
     "idempotent": "idempotent",
     "hostile": "hostile_per_mille",
     "rolls": "timer_roll_s",

@@ -240,6 +240,7 @@ class Workload(msgspec.Struct, frozen=True):
             then.
         push_members: Machines of a push group whose members come and go; 0: there is none.
         push_change_s: Mean pause between two of them; 0: they stay.
+        push_polled: Its members poll (`LitePullConsumer`) and have no listeners.
         hostile_per_mille: Messages with properties that try the broker's services.
         timer_roll_s: Messages with a time of their own are stored again after this many seconds,
             and wait for up to `ROLLS_MAX` times as long; 0: the window of two days, which no plan
@@ -267,6 +268,7 @@ class Workload(msgspec.Struct, frozen=True):
     push_members: int = 0
     push_change_s: int = 20
     push_orderly: bool = False
+    push_polled: bool = False
     transactions_per_mille: int = 0
     timer_per_mille: int = 0
     recall_per_mille: int = 0
@@ -299,6 +301,7 @@ LATER_FIELDS: Final = (
     ("workload", "shared_receivers"),
     ("workload", "proxies"),
     ("workload", "expirers"),
+    ("workload", "push_polled"),
     ("settings", "async_master"),
     ("settings", "sessions_max"),
     ("settings", "timer_load_units"),

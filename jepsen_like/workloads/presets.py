@@ -65,6 +65,13 @@ PRESETS: Final[dict[str, Preset]] = {
             producers=24, consumers=0, readers=0, push_members=4, push_change_s=8, push_orderly=True
         ),
     ),
+    "polls": Preset(
+        "a group whose members poll, give polls up, seek back, pause and commit, while they join,"
+        " leave and are killed: nothing is passed over, every queue owned",
+        _workload(
+            producers=24, consumers=0, readers=0, push_members=4, push_change_s=8, push_polled=True
+        ),
+    ),
     "transactions": Preset(
         "transactional messages, ends sent twice, late, both ways or never: each decided once",
         _workload(transactions_per_mille=800, producers=32, consumers=4, readers=4),

@@ -1,8 +1,9 @@
 """A push group whose members join, leave and are killed while messages come.
 
 Every member has a machine of its own. Listeners refuse some messages at the first try, which then
-come through the retry topic. When a run is over all members are there, and the group must have
-consumed everything, shared the queues, and committed where they end.
+come through the retry topic; members that poll seek back, pause, and give polls up. When a run is
+over all members are there, and the group must have consumed everything, shared the queues, and
+committed where they end.
 """
 
 from __future__ import annotations
@@ -14,10 +15,12 @@ import trio
 
 from dledger.client.consumer.config import PushConfig
 from dledger.client.consumer.listener import ConsumeContext, ConsumeStatus, DeliveredMessage
+from dledger.client.consumer.lite_pull_consumer import LitePullConsumer
 from dledger.client.consumer.offsets import FROM_FIRST
 from dledger.client.consumer.pull_consumer import PullConsumer
 from dledger.client.consumer.push_consumer import PushConsumer
 from dledger.client.core.client_instance import ClientInstance
+from dledger.client.core.route import MessageQueue
 from dledger.commitlog.errors import MQError
 from dledger.jepsen_like.checkers.push_group import (
     NOT_COMMITTED,
@@ -54,6 +57,10 @@ SLOW_KILL_PAUSE_S: Final = 30.0
 SETTLED_WITHIN_S: Final = 120.0
 """The group must have consumed all there is within this; a retry waits for ten seconds of it."""
 LOOK_S: Final = 0.5
+PATIENCE_S: Final = (0.0, 0.01, 0.5, 60.0)
+"""One of these is how long a poll is waited for; it ends by itself after `LOOK_S`."""
+DEALS_S: Final = (0.0, 0.01, 0.5, 6.0)
+"""One of these is how long what was polled is dealt with; also longer than between two commits."""
 HAND_OVERS: Final = 2
 """How often a member leaves and joins in the end: its queues come to others, back, and again."""
 
@@ -93,10 +100,11 @@ class PushGroup:
     def __init__(self, clients: WorkloadClients, plan: Plan, make: MakeMachine) -> None:
         self._clients = clients
         self._plan = plan
-        self.record = PushRecord(is_orderly=plan.workload.push_orderly)
+        self._is_polled = plan.workload.push_polled
+        self.record = PushRecord(is_orderly=plan.workload.push_orderly or self._is_polled)
         self.joined = self.left = self.killed = 0
         self.is_settled = False
-        self._live: dict[str, PushConsumer] = {}
+        self._live: dict[str, PushConsumer | LitePullConsumer] = {}
         self._leave: dict[str, trio.Event] = {}
         self._starts = 0
         is_slower = "slow_listeners" in plan.modes
@@ -112,14 +120,14 @@ class PushGroup:
 
     def _program(self, name: str) -> Callable[[Host], Awaitable[None]]:
         async def run(host: Host) -> None:
-            await self._consume(name, host)
+            self._starts += 1
+            await (self._poll if self._is_polled else self._consume)(name, host)
 
         return run
 
     async def _consume(self, name: str, host: Host) -> None:
         instance = host.instance
         assert instance is not None
-        self._starts += 1
         start = f"{name} start {self._starts}"
         leave = self._leave[name] = trio.Event()
         heard = 0
@@ -159,6 +167,43 @@ class PushGroup:
                 del self._live[name]
             if host.instance is instance:
                 self.record.counts[start] = (consumer.counts["consumed"], heard)
+
+    async def _poll(self, name: str, host: Host) -> None:
+        instance, rng = host.instance, rng_stream(self._plan.seed, "polls", self._starts)
+        assert instance is not None
+        leave = self._leave[name] = trio.Event()
+        consumer = LitePullConsumer(instance, GROUP, consume_from=FROM_FIRST)
+        consumer.subscribe(self._clients.topic)
+        read: dict[MessageQueue, int] = {}
+        try:
+            async with consumer:
+                self._live[name] = consumer
+                while not leave.is_set():
+                    paused = [queue for queue in sorted(consumer.queues) if rng.random() < 0.1]
+                    consumer.pause(paused)
+                    messages: list[DeliveredMessage] = []
+                    with trio.move_on_after(rng.choice(PATIENCE_S)):
+                        messages = await consumer.poll(LOOK_S, max_messages=rng.choice((1, 32)))
+                    await self._clients.sleep(rng.choice(DEALS_S))
+                    if host.instance is not instance:
+                        return  # it was killed: nothing happens any more
+                    for message in messages:
+                        queue = message.message_queue
+                        read[queue] = message.queue_offset
+                        if queue in paused:
+                            self.record.of_paused.append(f"{name}: {queue}")
+                        self._note(name, message, value_of(message.body), NOTHING)
+                    consumer.resume(paused)
+                    if self._clients.is_over:
+                        continue  # a seek now would put back what is committed in the end
+                    if read and rng.random() < 0.05:
+                        queue = rng.choice(sorted(read))
+                        consumer.seek(queue, rng.randint(max(0, read[queue] - 5), read[queue]))
+                    if rng.random() < 0.1:
+                        await consumer.commit()
+        finally:
+            if self._live.get(name) is consumer:
+                del self._live[name]
 
     def _note(self, name: str, message: DeliveredMessage, value: int, began_ns: int) -> None:
         clients, queue = self._clients, message.message_queue

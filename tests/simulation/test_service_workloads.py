@@ -107,13 +107,14 @@ def test_expirers_read_and_pass_over_messages() -> None:
     assert any(op.max_off - op.off > 1 for op in reads), "nothing is passed over"
 
 
-def pushed(seed: int, *, calm: bool) -> Played:
-    return play(plan_of(seed, Order(duration_s=60.0, calm=calm, preset="push")))
+def pushed(seed: int, *, calm: bool, preset: str = "push") -> Played:
+    return play(plan_of(seed, Order(duration_s=60.0, calm=calm, preset=preset)))
 
 
+@pytest.mark.parametrize("preset", ["push", "polls"])
 @pytest.mark.parametrize("seed", gate_part([2, 8], 1))
-def test_a_push_group_consumes_all_and_shares_the_queues(seed: int) -> None:
-    run = pushed(seed, calm=False)
+def test_a_push_group_consumes_all_and_shares_the_queues(preset: str, seed: int) -> None:
+    run = pushed(seed, calm=False, preset=preset)
     (verdict,) = [verdict for verdict in run.verdicts if verdict.checker == "push_group"]
     assert run.is_valid, run.violations
     assert verdict.counts["consumed"] > 100

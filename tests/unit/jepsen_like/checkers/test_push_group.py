@@ -10,6 +10,7 @@ from dledger.jepsen_like.checkers.push_group import (
     LOST,
     NO_OWNER,
     NOT_COMMITTED,
+    OF_PAUSED,
     OUT_OF_ORDER,
     PHANTOM,
     TWO_OWNERS,
@@ -81,6 +82,10 @@ def mistake(record: PushRecord) -> None:
     record.consumed.append(Consumed("a", 0, 1, 12, 9))
 
 
+def read_on(record: PushRecord) -> None:
+    record.of_paused.append("a: queue 0")
+
+
 @pytest.mark.parametrize(
     ("spoil", "name"),
     [
@@ -93,6 +98,7 @@ def mistake(record: PushRecord) -> None:
         (count_badly, WRONG_COUNT),
         (invent, PHANTOM),
         (mistake, PHANTOM),
+        (read_on, OF_PAUSED),
     ],
 )
 def test_push_group_names_each_anomaly(spoil: Callable[[PushRecord], None], name: str) -> None:
