@@ -1,4 +1,4 @@
-"""Apache's Python client of the gRPC protocol, in one of three parts.
+"""Apache's Python client of the gRPC protocol, in one of four parts.
 
 Runs under an interpreter of its own that has the client and nothing of this project. A request a
 line comes in, lines of JSON go out.
@@ -7,6 +7,7 @@ line comes in, lines of JSON go out.
 from __future__ import annotations
 
 import json
+import os
 import sys
 import threading
 import time
@@ -235,7 +236,56 @@ def push(endpoints: str, group: str, topic: str, expression: str, slow_s: str = 
     consumer.shutdown()
 
 
-PARTS: dict[str, Callable[..., None]] = {"produce": produce, "receive": receive, "push": push}
+# ---------------------------------------------------------------------------------- load
+
+
+def report(kind: str, key: str, reason: str = "") -> None:
+    """Write one event of a load."""
+    put(kind=kind, key=key, at_ms=time.monotonic_ns() // 1_000_000, reason=reason)
+
+
+class Reporter(MessageListener):
+    """Reports what comes."""
+
+    def consume(self, message: Any) -> Any:
+        report("consumed", message.body.decode())
+        return ConsumeResult.SUCCESS
+
+
+def load(endpoints: str, prefix: str, period_ms: str) -> None:
+    """Be an application: a producer, and a push consumer each of a plain and of an ordered topic.
+
+    All settings are the client's defaults. A line that comes in ends the sending, the end of
+    standard input all.
+    """
+    settings = ClientConfiguration(endpoints, Credentials())
+    streams = {"plain": {}, "ordered": {"group": "one"}}
+    topics = {stream: f"{prefix}-{stream}" for stream in streams}
+    for topic in topics.values():
+        PushConsumer(settings, topic, Reporter(), {topic: FilterExpression("*")}).startup()
+    producer = Producer(settings, tuple(topics.values()))
+    producer.startup()
+    stopped = threading.Event()
+
+    def keep_sending(stream: str) -> None:
+        number = 0
+        while not stopped.wait(int(period_ms) / 1000):
+            key, number = f"{stream}-{number}", number + 1
+            try:
+                sent(producer, {"topic": topics[stream], "body": key, **streams[stream]})
+                report("sent", key)
+            except Exception as error:  # noqa: BLE001  # whatever the client raises
+                report("failed", key, f"{type(error).__name__}: {error}")
+
+    for stream in streams:
+        threading.Thread(target=keep_sending, args=(stream,), daemon=True).start()
+    sys.stdin.readline()
+    stopped.set()
+    sys.stdin.read()
+    os._exit(0)
+
+
+PARTS: dict[str, Callable[..., None]] = {f.__name__: f for f in (produce, receive, push, load)}
 
 if __name__ == "__main__":
     PARTS[sys.argv[1]](*sys.argv[2:])

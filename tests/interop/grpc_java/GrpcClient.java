@@ -36,11 +36,12 @@ import org.apache.rocketmq.client.apis.producer.TransactionResolution;
 import org.apache.rocketmq.client.java.message.MessageViewImpl;
 
 /**
- * Apache's Java client of the gRPC protocol, in one of three parts. A request a line comes in,
+ * Apache's Java client of the gRPC protocol, in one of four parts. A request a line comes in,
  * lines of JSON go out. Where a proxy dies the client also throws gRPC's own exceptions, which are
  * not checked.
  *
- * <p>Arguments: the part, settings in JSON ({@code tls}, {@code namespace}, {@code access_key} and
+ * <p>Arguments: the part (as a load, endpoints, what the names of topics and groups begin with,
+ * and milliseconds between sends; else one of the others), settings in JSON ({@code tls}, {@code namespace}, {@code access_key} and
  * {@code secret_key}), endpoints, and the part's own.
  */
 public final class GrpcClient {
@@ -316,7 +317,82 @@ public final class GrpcClient {
         readAll();
     }
 
+    // ------------------------------------------------------------------------------ load
+
+    private static void report(String kind, String key, String reason) {
+        JsonObject line = line("kind", kind);
+        line.addProperty("key", key);
+        line.addProperty("at_ms", System.nanoTime() / 1_000_000);
+        line.addProperty("reason", reason);
+        put(line);
+    }
+
+    private static void keepSending(
+            Producer producer, String prefix, String stream, AtomicBoolean isStopped, long periodMs) {
+        for (long number = 0; !isStopped.get(); number++) {
+            String key = stream + "-" + number;
+            JsonObject asked = line("topic", prefix + "-" + stream);
+            asked.addProperty("body", key);
+            if (stream.equals("ordered")) {
+                asked.addProperty("group", "one");
+            }
+            try {
+                sent(producer, asked);
+                report("sent", key, "");
+            } catch (ClientException | RuntimeException error) {
+                report("failed", key, error.toString());
+            }
+            try {
+                Thread.sleep(periodMs);
+            } catch (InterruptedException interrupted) {
+                return;
+            }
+        }
+    }
+
+    /**
+     * The client as an application has it: a producer, and a push consumer each of a plain and of an
+     * ordered topic, with default settings. A line that comes in ends the sending.
+     */
+    private static void load(String endpoints, String prefix, long periodMs) throws Exception {
+        ClientConfiguration configuration =
+                ClientConfiguration.newBuilder().setEndpoints(endpoints).enableSsl(false).build();
+        List<String> streams = List.of("plain", "ordered");
+        String[] topics =
+                streams.stream().map(stream -> prefix + "-" + stream).toArray(String[]::new);
+        for (String topic : topics) {
+            PROVIDER.newPushConsumerBuilder()
+                    .setClientConfiguration(configuration)
+                    .setConsumerGroup(topic)
+                    .setSubscriptionExpressions(Map.of(topic, FilterExpression.SUB_ALL))
+                    .setMessageListener(message -> {
+                        report("consumed", body(message), "");
+                        return ConsumeResult.SUCCESS;
+                    })
+                    .build();
+        }
+        Producer producer =
+                PROVIDER.newProducerBuilder()
+                        .setClientConfiguration(configuration)
+                        .setTopics(topics)
+                        .build();
+        AtomicBoolean isStopped = new AtomicBoolean();
+        for (String stream : streams) {
+            new Thread(() -> keepSending(producer, prefix, stream, isStopped, periodMs)).start();
+        }
+        BufferedReader input = input();
+        input.readLine();
+        isStopped.set(true);
+        while (input.readLine() != null) {
+            continue;
+        }
+    }
+
     public static void main(String[] args) throws Exception {
+        if (args[0].equals("load")) {
+            load(args[1], args[2], Long.parseLong(args[3]));
+            System.exit(0);
+        }
         ClientConfiguration configuration =
                 configuration(JSON.fromJson(args[1], JsonObject.class), args[2]);
         if (args[0].equals("produce")) {

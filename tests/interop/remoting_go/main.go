@@ -1,5 +1,5 @@
-// Apache's Go client of the remoting protocol, as a producer or as consumers. Lines of JSON go both
-// ways.
+// Apache's Go client of the remoting protocol, as a producer, as consumers, or as a load. Lines of JSON
+// go both ways.
 package main
 
 import (
@@ -59,5 +59,7 @@ func main() {
 		produce(os.Args[2])
 	case "consume":
 		consume(os.Args[2], os.Args[3:])
+	case "load":
+		load(os.Args[2], os.Args[3], os.Args[4])
 	}
 }

@@ -1,0 +1,92 @@
+"""``make fail-over``: how long unmodified clients stand still when a leader fails.
+
+Real brokers, a NameServer and a proxy on loopback; every client sends to a plain topic and to one
+ordered queue, and consumes both, all at the same time. A run is one fault on a new cluster.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import random
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import trio
+
+from dledger.commitlog.errors import MQError
+from dledger.output import CliError
+from tests.fail_over.figures import Figures
+from tests.fail_over.measured import Measured
+from tests.fail_over.run import POLL_S, run
+from tests.fail_over.tables import CLIENTS, FAULTS, Client, Fault
+
+RUN_S = 1800.0
+"""More than all limits of a run together."""
+
+
+def phases(seed: int, repetitions: int) -> list[float]:
+    """Return when after a read of the route each repetition has its fault: one per equal part."""
+    rng = random.Random(seed)
+    drawn = [POLL_S * (part + rng.random()) / repetitions for part in range(repetitions)]
+    rng.shuffle(drawn)
+    return drawn
+
+
+async def run_once(
+    clients: Mapping[str, Client], fault: Fault, notes: list[str], phase_s: float, period_ms: int
+) -> Mapping[str, Mapping[str, Figures]]:
+    """Run one fault in a folder of its own; a run that fails is a note."""
+    with tempfile.TemporaryDirectory(prefix="fail-over-") as folder:
+        try:
+            with trio.fail_after(RUN_S):
+                return await run(Path(folder), clients, fault, notes, phase_s, period_ms)
+        except* (MQError, CliError, trio.TooSlowError) as group:
+            reason: BaseException = group
+            while isinstance(reason, BaseExceptionGroup):
+                reason = reason.exceptions[0]
+            notes.append(f"no result: {reason}")
+    return {}
+
+
+def options() -> argparse.Namespace:
+    """Return what the command line asks for."""
+    parser = argparse.ArgumentParser(prog="fail-over", description=__doc__)
+    add = parser.add_argument
+    add("--clients", nargs="+", choices=CLIENTS, default=list(CLIENTS), help="default: all")
+    add("--faults", nargs="+", choices=FAULTS, default=list(FAULTS), help="default: all")
+    add("--repetitions", type=int, default=5)
+    add("--seed", type=int, default=1, help="draws when each fault begins")
+    add("--period-ms", type=int, default=100, help="between the sends of a stream")
+    add("--output", type=Path, default=Path("build/fail-over.json"), help="file for all figures")
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Measure, print a table for each fault, and write all figures to a file."""
+    asked = options()
+    there = {name: CLIENTS[name] for name in asked.clients if not CLIENTS[name].missing}
+    measured = Measured()
+    for client in (CLIENTS[name] for name in asked.clients if name not in there):
+        measured.notes.append(f"{client.title} is left out: {client.missing} is missing")
+    machine = f"{platform.platform()}, {os.cpu_count()} processors"
+    about = {**vars(asked), "output": str(asked.output), "machine": machine}
+    asked.output.parent.mkdir(parents=True, exist_ok=True)
+    for number, phase_s in enumerate(phases(asked.seed, asked.repetitions), 1):
+        for name in asked.faults:
+            print(f"{name} {number}: {phase_s:.1f} s after a read of the route", flush=True)
+            notes = [f"load average {os.getloadavg()[0]:.1f}"]
+            figures = trio.run(run_once, there, FAULTS[name], notes, phase_s, asked.period_ms)
+            measured.take(name, figures)
+            measured.notes += [f"{name} {number}: {note}" for note in notes]
+            document = measured.document(about)
+            asked.output.write_text(json.dumps(document, indent=1) + "\n")
+    print("\n".join(measured.table({**CLIENTS, **FAULTS})))
+    print(f"\nall figures: {asked.output}")
+
+
+if __name__ == "__main__":
+    main()
