@@ -30,7 +30,8 @@ from dledger.proxy.service import MessagingService
 from dledger.remoting.protocol.codes import RequestCode
 from dledger.remoting.protocol.command import RemotingCommand
 from tests.harness.extent import EXTENT
-from tests.harness.pop_group import Fault, Key, PopGroup
+from tests.harness.pop_group import Fault, PopGroup
+from tests.harness.pop_table import Key
 from tests.unit.client.fake_cluster import World, open_world
 from tests.unit.dledger.proxy.grpc_doubles import TrioCall, TrioGuest
 
