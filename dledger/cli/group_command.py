@@ -1,4 +1,4 @@
-"""``dledger group``: consumer groups, their members, lag and offsets."""
+"""``dledger group``: consumer groups, their members, lag and offsets; ``dledger producer``."""
 
 from __future__ import annotations
 
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 app = App(
     name="group", help="Show consumer groups: members, lag, offsets; move offsets.", backend="trio"
 )
+producers = App(name="producer", help="Show connected producers.", backend="trio")
 
 TOPICS_SHOWN = 5
 """Topics of a group that an error names."""
@@ -47,6 +48,7 @@ ASKED_AT_ONCE = 16
 
 QUEUE_COLUMNS = ("topic", "broker", "queue", "consumed", "end", "lag")
 WIDE_QUEUE_COLUMNS = (*QUEUE_COLUMNS, "last_consumed", "member")
+PRODUCER_COLUMNS = ("group", "client_id", "address", "language")
 MOVE_COLUMNS = ("broker", "queue", "min_offset", "max_offset", "before", "after", "moves_by")
 
 
@@ -471,4 +473,30 @@ def clone_rows(
         }
         for queue, said in sorted(source.items())
         if topic is None or queue.topic == topic
+    ]
+
+
+@producers.command(name="ls")
+@listing(PRODUCER_COLUMNS, (*PRODUCER_COLUMNS, "version", "last_heard"))
+async def list_producers(
+    admin: Admin,
+    group: Annotated[str | None, Parameter(help="Producer group; all otherwise.")] = None,
+    /,
+) -> Rows:
+    """List connected producers."""
+    found = await admin.producers()
+    if group is not None and group not in found:
+        raise CliError(f"no producer of {group} is connected", next_step="see dledger producer ls")
+    return [
+        {
+            "group": name,
+            "client_id": producer.client_id,
+            "address": producer.remote_ip,
+            "language": producer.language,
+            "version": producer.version,
+            "last_heard": time_text(producer.last_update_timestamp),
+        }
+        for name, members in found.items()
+        for producer in members
+        if group in (None, name)
     ]

@@ -40,7 +40,7 @@ COMMANDS = (
         LOOK,
         "Show consumer groups: members, lag, offsets; move offsets.",
     ),
-    ("producer", "dledger.cli.producer_command:app", LOOK, "Show connected producers."),
+    ("producer", "dledger.cli.group_command:producers", LOOK, "Show connected producers."),
     ("stats", "dledger.cli.stats_command:stats", LOOK, "Show rates, counts and lag."),
     ("top", "dledger.cli.top_command:top", LOOK, "Show members, rates and lag on one screen."),
     ("debug", "dledger.cli.debug_command:app", CHECK, "Collect logs and states for a bug report."),

@@ -116,7 +116,7 @@ async def send(
     """
     from dledger.cli.config_command import settings_of
     from dledger.cli.progress import progress
-    from dledger.cli.send_lines import counted, given, lines, numbered, paced, printer_of, send_all
+    from dledger.cli.send_lines import Printer, counted, given, lines, numbered, paced, send_all
     from dledger.client.admin.admin import Admin
     from dledger.client.core.message import Message
     from dledger.client.producer.producer import Producer
@@ -165,7 +165,7 @@ async def send(
             )
             return await producer.send_async(message, queue=chosen)
 
-        printer = printer_of(output, quiet=quiet, streaming=not bodies)
+        printer = Printer(output, quiet=quiet, streaming=not bodies)
         with progress(count * len(bodies), "messages") as line:
             # Lines of results are progress themselves.
             incoming = counted(incoming, line.add) if quiet else incoming

@@ -34,14 +34,46 @@ class Future(Protocol):
         ...
 
 
-class Printer(Protocol):
-    """Prints results one after the other."""
+COLUMNS: Final = ("status", "message_id", "broker", "queue", "offset")
+
+
+class Printer:
+    """Prints results one after the other: a JSON array, or lines, each as soon as it is there.
+
+    The few messages that stand on a command line, not *streaming*, are a table at the end.
+    """
+
+    def __init__(self, output: str, *, quiet: bool = False, streaming: bool = False) -> None:
+        self._is_json = output == "json"
+        self._is_quiet = quiet
+        self._is_streaming = streaming
+        self._rows: list[dict[str, Any]] = []
+        self._before = "[\n"
 
     def row(self, row: dict[str, Any]) -> None:
         """Take one result."""
+        if self._is_quiet:
+            return
+        if self._is_json:
+            sys.stdout.write(f"{self._before}  {msgspec.json.encode(row).decode()}")
+            self._before = ",\n"
+        elif self._is_streaming:
+            sys.stdout.write(
+                f"{row['status']}  {row['message_id']}  {row['broker']} queue {row['queue']}"
+                f" offset {row['offset']}\n"
+            )
+        else:
+            self._rows.append(row)
+        sys.stdout.flush()
 
     def end(self) -> None:
         """Print what is left, also after a failure."""
+        if self._is_json and not self._is_quiet:
+            sys.stdout.write("[]\n" if self._before == "[\n" else "\n]\n")
+        elif self._rows:
+            titles = [name.replace("_", " ") for name in COLUMNS]
+            print_table("", titles, [[row[name] for name in COLUMNS] for row in self._rows])
+        sys.stdout.flush()
 
 
 async def send_all(
@@ -103,77 +135,6 @@ def result_row(result: SendResult) -> dict[str, Any]:
         "offset": result.queue_offset,
         "recall_handle": result.recall_handle,
     }
-
-
-class TablePrinter:
-    """Prints a table at the end: for the few messages that stand on a command line."""
-
-    COLUMNS = ("status", "message_id", "broker", "queue", "offset")
-
-    def __init__(self) -> None:
-        self._rows: list[dict[str, Any]] = []
-
-    def row(self, row: dict[str, Any]) -> None:
-        """Keep one result for the table."""
-        self._rows.append(row)
-
-    def end(self) -> None:
-        """Print the table."""
-        if self._rows:
-            titles = [name.replace("_", " ") for name in self.COLUMNS]
-            print_table("", titles, [[row[name] for name in self.COLUMNS] for row in self._rows])
-
-
-class LinePrinter:
-    """Prints one line of text per result at once."""
-
-    def row(self, row: dict[str, Any]) -> None:
-        """Print one result."""
-        sys.stdout.write(
-            f"{row['status']}  {row['message_id']}  {row['broker']} queue {row['queue']}"
-            f" offset {row['offset']}\n"
-        )
-        sys.stdout.flush()
-
-    def end(self) -> None:
-        """Nothing is left."""
-
-
-class JsonPrinter:
-    """Prints one JSON array, an element as soon as it is there."""
-
-    def __init__(self) -> None:
-        self._before = "[\n"
-
-    def row(self, row: dict[str, Any]) -> None:
-        """Print one element."""
-        sys.stdout.write(f"{self._before}  {msgspec.json.encode(row).decode()}")
-        sys.stdout.flush()
-        self._before = ",\n"
-
-    def end(self) -> None:
-        """Close the array."""
-        sys.stdout.write("[]\n" if self._before == "[\n" else "\n]\n")
-        sys.stdout.flush()
-
-
-class SilentPrinter:
-    """Prints nothing."""
-
-    def row(self, row: dict[str, Any]) -> None:
-        """Take one result."""
-
-    def end(self) -> None:
-        """Nothing is left."""
-
-
-def printer_of(output: str, *, quiet: bool, streaming: bool) -> Printer:
-    """Return what prints in the wanted form."""
-    if quiet:
-        return SilentPrinter()
-    if output == "json":
-        return JsonPrinter()
-    return LinePrinter() if streaming else TablePrinter()
 
 
 async def given(bodies: Sequence[str], count: int) -> AsyncIterator[bytes]:

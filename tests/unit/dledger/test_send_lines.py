@@ -18,12 +18,12 @@ from dledger.cli.message_command import _show_found, check_delay_level, time_ms
 from dledger.cli.send_lines import (
     LINE_BYTES_MAX,
     READ_BYTES,
+    Printer,
     counted,
     given,
     lines,
     numbered,
     paced,
-    printer_of,
     send_all,
 )
 from dledger.cli.trace_command import path_rows
@@ -69,10 +69,11 @@ class Sends:
         return self.made[-1]
 
 
-class Kept:
+class Kept(Printer):
     """A printer that keeps offsets."""
 
     def __init__(self) -> None:
+        super().__init__("table")
         self.offsets: list[int] = []
         self.ended = False
 
@@ -185,12 +186,12 @@ ROW = {"status": "SEND_OK", "message_id": "id", "broker": "a", "queue": 0, "offs
 
 
 def test_json_is_an_array_that_grows(capsys: pytest.CaptureFixture[str]) -> None:
-    printer = printer_of("json", quiet=False, streaming=True)
+    printer = Printer("json", streaming=True)
     printer.row(ROW)
     assert json.loads(capsys.readouterr().out + "]") == [ROW]
-    printer = printer_of("json", quiet=False, streaming=False)
+    printer = Printer("json")
     for count in (0, 1, 2):
-        printer = printer_of("json", quiet=False, streaming=False)
+        printer = Printer("json")
         for _ in range(count):
             printer.row(ROW)
         printer.end()
@@ -198,11 +199,11 @@ def test_json_is_an_array_that_grows(capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_lines_come_at_once_and_quiet_is_quiet(capsys: pytest.CaptureFixture[str]) -> None:
-    printer = printer_of("table", quiet=False, streaming=True)
+    printer = Printer("table", streaming=True)
     printer.row(ROW)
     assert capsys.readouterr().out == "SEND_OK  id  a queue 0 offset 7\n"
     for output in ("table", "json"):
-        printer = printer_of(output, quiet=True, streaming=True)
+        printer = Printer(output, quiet=True, streaming=True)
         printer.row(ROW)
         printer.end()
     assert capsys.readouterr().out == ""
