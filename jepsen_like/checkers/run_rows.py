@@ -56,6 +56,10 @@ REST: Final = Want(
 """All that is judged row by row, but for what pulls found."""
 
 
+_LOOK: Final = ("op_id", "replica", "topic", "queue", "off")
+"""What names a look at a message: their order is the same in every engine."""
+
+
 class RunRows:
     """The rows of one run, and what its replicas were seen to hold.
 
@@ -186,7 +190,7 @@ class RunRows:
         ids = tuple(sorted({look["op_id"] for look in looks} - {NOTHING}))
         by_id = {op.op_id: op for op in self.ops(Want((("op_id", ids),)))}
         at_ns = {(head.node, head.topic, head.queue): head.at_ns for head in self.heads}
-        looks.sort(key=lambda look: (look["op_id"], look["replica"], look["queue"], look["off"]))
+        looks.sort(key=lambda look: tuple(look[name] for name in _LOOK))
         for look in looks:
             place = (look["topic"], look["queue"])
             values_seen = (look["value"],)

@@ -28,6 +28,7 @@ from dledger.jepsen_like.history.operation import (
     History,
     Operation,
     Outcome,
+    ReplicaRead,
     RunHeader,
     encode_history,
 )
@@ -40,7 +41,7 @@ from dledger.spark_jobs.engines.local import LocalSource
 from dledger.spark_jobs.generate.history import Shape, generate
 from dledger.spark_jobs.run import judge_run, settings_of
 from tests.harness.clean_histories import clean_history
-from tests.harness.workload_histories import recalled
+from tests.harness.rows import row
 
 pytestmark = pytest.mark.slow
 
@@ -226,7 +227,12 @@ def test_how_late_a_message_may_come_is_judged_where_it_is_asked(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     (tmp_path / "history").mkdir()
-    history = recalled(1)
+    rows = [
+        row(0, F.SEND, 0, 10, topic="orders", value=5, due_ns=20),
+        row(1, F.MAX_OFFSET, 40, 50, topic="orders", max_off=0),
+    ]
+    held = ReplicaRead(99, "n0", "orders", 0, 0, (5,))
+    history = History(RunHeader("r"), rows, replica_reads=[held])
     (tmp_path / "history" / "runner.cbor").write_bytes(encode_history(history))
     expected = delayed.check_history(history, late_max_ns=0).violations
     assert {violation.name for violation in expected} == {delayed.LATE}
