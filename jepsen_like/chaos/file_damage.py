@@ -39,22 +39,12 @@ class Place(StrEnum):
 
     SEGMENT = "segment"
     """The log itself."""
-    ENTRY_INDEX = "entry_index"
-    """Where each entry begins; can be made again from the log."""
-    CONSUME_QUEUE = "consume_queue"
-    """Units of one queue; can be made again from the log."""
     INDEX = "index"
     """Message keys; can be made again from the log."""
     SNAPSHOT = "snapshot"
     """The tables as of the last checkpoint; can be made again from the log that is kept."""
     VOTE = "vote"
     """Term and vote, in two slots that hold the same."""
-    COMMIT_MARK = "commit_mark"
-    """What is known to be committed, in two slots."""
-
-
-SLOT_FILES: Final = frozenset({Place.VOTE, Place.COMMIT_MARK})
-"""Of these one slot is hit: a bad sector does not reach the other."""
 
 
 @unique
@@ -158,27 +148,16 @@ def files_at(paths: StorePaths, place: Place) -> list[Path]:
     """Return the files of one kind that are there, in the order of what they hold."""
     match place:
         case Place.SEGMENT:
-            found = _numbered(Path(paths.commitlog))
-        case Place.ENTRY_INDEX:
-            found = _numbered(Path(paths.entry_index))
-        case Place.CONSUME_QUEUE:
-            folders = sorted(Path(paths.consumequeue).glob("*/*"))
-            found = [path for folder in folders for path in _numbered(folder)]
+            folder = Path(paths.commitlog)
+            every = folder.iterdir() if folder.is_dir() else ()
+            found = sorted(path for path in every if parse_file_name(path.name) is not None)
         case Place.INDEX:
             found = sorted(Path(paths.index).glob("*"))
         case Place.SNAPSHOT:
             found = [Path(paths.snapshot)]
         case Place.VOTE:
             found = [Path(paths.vote)]
-        case Place.COMMIT_MARK:
-            found = [Path(paths.commit_mark)]
     return [path for path in found if path.is_file()]
-
-
-def _numbered(folder: Path) -> list[Path]:
-    if not folder.is_dir():
-        return []
-    return sorted(path for path in folder.iterdir() if parse_file_name(path.name) is not None)
 
 
 def written_in(path: Path) -> list[Stretch]:
@@ -229,7 +208,7 @@ def flip_bits(root: Path, rng: Rng, place: Place, part: Part, *, bits: int = 1) 
             written = [piece for stretch in written for piece in _up_to(stretch, end)]
         if not written:
             return []
-        if place in SLOT_FILES:
+        if place is Place.VOTE:  # a bad sector does not reach both slots
             written = [_slot_of(rng, written, part)]
         return [_flip_one(rng, *choose_byte(rng, written, part)) for _ in range(bits)]
 

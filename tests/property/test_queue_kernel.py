@@ -27,8 +27,6 @@ from tests.harness.clean_histories import clean_history
 from tests.harness.extent import EXTENT, examples
 from tests.harness.fast_part import gate_part
 from tests.harness.history_world import TOPIC as CLEAN_TOPIC
-from tests.harness.planted_anomalies import PLANTERS
-from tests.harness.planted_scene import InapplicableError, Scene
 from tests.harness.queue_histories import TOPIC, folded, is_linearizable, random_history
 from tests.harness.rows import row
 
@@ -111,27 +109,6 @@ def test_random_histories_have_one_verdict_however_cut(block: int) -> None:
         if seed % 4:
             assert said.is_valid == is_linearizable(operations), where
     assert min(agreed.values()) > RANDOM // 5, agreed
-
-
-def queue_kinds() -> list[str]:
-    return [name for checker, name in PLANTERS if checker == queue_log.NAME]
-
-
-@pytest.mark.parametrize("name", gate_part(queue_kinds(), 4))
-def test_planted_anomalies_are_named_however_cut(name: str) -> None:
-    planted = 0
-    for seed in range(60):
-        scene = Scene(clean_history(seed), seed)
-        try:
-            PLANTERS[queue_log.NAME, name](scene)
-        except InapplicableError:
-            continue
-        for queue in ((CLEAN_TOPIC, 0), (CLEAN_TOPIC, 1)):
-            _, expected = whole(scene.ops, queue)
-            _, found = by_columns(scene.ops, queue, random.Random(seed))
-            assert found == expected, f"{name} in clean_history({seed})"
-            planted += any(violation.name == name for violation in expected)
-    assert planted >= 5
 
 
 def test_hashed_pull_is_judged_as_its_values() -> None:
