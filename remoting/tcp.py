@@ -7,6 +7,7 @@ import math
 import os
 import socket
 import ssl
+import struct
 import sys
 from typing import Final
 
@@ -32,6 +33,14 @@ FD_EXHAUSTED_PAUSE_S: Final = 0.1
 
 ACCEPT_LOGGED_EVERY_S: Final = 60.0
 """A listener that cannot accept writes a line this often."""
+
+_LINGER = "hh" if sys.platform == "win32" else "ii"
+
+RESET_AT_CLOSE: Final = struct.pack(_LINGER, 1, 0)
+"""Accepted connections are reset when the process is killed: clients of RocketMQ wait out their
+time at a connection that merely ends, up to 30 s for a held pull."""
+
+ORDERLY_CLOSE: Final = struct.pack(_LINGER, 0, 0)
 
 _TLS_FIRST_BYTE: Final = 0x16
 # What accept(2) reports of the connection it was about to return, not of the listener.
@@ -128,6 +137,7 @@ class TcpListener:
         while True:
             try:
                 tcp = await _wrapped(await self._listener.accept())
+                tcp.linger(RESET_AT_CLOSE)
             except OSError as error:
                 if error.errno not in _GONE_ERRORS:
                     self._note_failure(error)
@@ -213,8 +223,14 @@ class SocketStream:
             raise trio.BrokenResourceError(f"socket connection broken: {error}") from error
 
     async def aclose(self) -> None:
-        """Close both directions at once."""
+        """Close both directions at once, in order: what was sent still arrives."""
+        self.linger(ORDERLY_CLOSE)
         await self._stream.aclose()
+
+    def linger(self, option: bytes) -> None:
+        """Set what the kernel does when the socket is closed, by the process or by its death."""
+        if self._socket.fileno() >= 0:
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, option)
 
     async def first_byte(self) -> int:
         """Return the first byte to be received, which stays to be received; -1 at the end."""
@@ -238,6 +254,7 @@ class TlsStream:
     ) -> None:
         self.peer_address = tcp.peer_address
         self.local_address = tcp.local_address
+        self._tcp = tcp
         self._stream: trio.SSLStream[trio.SocketStream] = trio.SSLStream(
             tcp.plain,
             context,
@@ -262,6 +279,7 @@ class TlsStream:
     async def aclose(self) -> None:
         """Close both directions at once."""
         # No closing handshake: the frames say where messages end, and a dead peer must not hold us.
+        self._tcp.linger(ORDERLY_CLOSE)
         await trio.aclose_forcefully(self._stream)
 
 

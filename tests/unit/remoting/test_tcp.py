@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import errno
+import os
 import re
 import ssl
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -201,3 +204,39 @@ async def test_stream_that_is_reset_raises_broken() -> None:
 async def test_a_name_that_is_none_cannot_be_listened_on(host: str) -> None:
     with pytest.raises(OSError, match=f"cannot listen on {re.escape(host)}:0: "):
         await TcpNetwork().listen(host, 0)
+
+
+ACCEPTS = """
+import os, signal, sys, trio
+from dledger.remoting.tcp import TcpNetwork
+
+async def main():
+    listener = await TcpNetwork().listen("127.0.0.1", 0)
+    print(listener.address[1], flush=True)
+    accepted = await listener.accept()
+    if sys.argv[1] == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    await accepted.send_all(b"goodbye")
+    await accepted.aclose()
+
+trio.run(main)
+"""
+
+
+@pytest.mark.skipif(os.name == "nt", reason="there is no SIGKILL")
+@pytest.mark.parametrize("end", ["killed", "orderly"])
+async def test_accepted_connection_is_reset_by_a_kill_alone(end: str) -> None:
+    ran = [sys.executable, "-c", ACCEPTS, end]
+    process = await trio.lowlevel.open_process(ran, stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    port = int(await process.stdout.receive_some(16))
+    with trio.fail_after(60):
+        stream = await TcpNetwork().connect("127.0.0.1", port, timeout_s=60)
+        if end == "killed":
+            with pytest.raises(trio.BrokenResourceError, match="reset"):
+                await stream.receive_some(16)
+        else:
+            assert bytes(await stream.receive_some(16)) == b"goodbye"
+            assert bytes(await stream.receive_some(16)) == b""
+        await stream.aclose()
+        await process.wait()
