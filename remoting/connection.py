@@ -157,6 +157,11 @@ class Connection:
         """When bytes went over the connection last, on trio's clock."""
         return max(self._silence.last_received_s, self._out.last_sent_s)
 
+    @property
+    def silent_for_s(self) -> float:
+        """How long nothing has come from the peer."""
+        return trio.current_time() - self._silence.last_received_s
+
     def is_busy(self, now_s: float) -> bool:
         """Tell whether requests are open either way, or a heartbeat counts still."""
         return bool(self._open or self._calls or now_s < self._heartbeat_until_s)

@@ -143,11 +143,11 @@ class ClientInstance(ManagedScope):
         instance_name = config.instance_name or f"{config.pid}#{rng.randrange(1 << 48)}"
         self.client_id = f"{config.client_ip}@{instance_name}"
         rpc_timeout_s = config.rpc_timeout_s
-        self.leaders = LeaderTable()
         self.counters = counters = ClientCounters()
         self._announcements = announcements = Announcements(self.check_backs, self.requests)
         identities = GroupIdentities()
         self.links = Links(self.client_id, identities, announcements, rpc_timeout_s)
+        self.leaders = LeaderTable(self.links.end_silent)
         self.routes = Routes(
             clock,
             self.leaders,

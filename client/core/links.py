@@ -92,6 +92,9 @@ KEPT_S: Final = 150.0
 """An identity holds for so long after the NameServers have stopped to state it: after they were
 started again, a stranger may be registered under the name before the group is."""
 
+SILENT_S: Final = 1.0
+"""A former leader that sent nothing for so long is taken to stand still."""
+
 NAMES_MAX: Final = 10_000
 """Broker names with an identity; a NameServer knows no more brokers."""
 
@@ -199,6 +202,18 @@ class Links:
             del self.opened[link.address]
         if not self.is_closed:
             self._announcements.connection_ended()
+
+    def end_silent(self, former: str) -> None:
+        """Break the connection to a former leader that answers nothing: calls over it end now.
+
+        One that only moved its leadership answers what it got, and loses no more than polls.
+        """
+        link = self.opened.get(former)
+        if link is None:
+            return
+        connection = link.connection
+        if connection.pending_calls and connection.silent_for_s >= SILENT_S:
+            connection.close("it leads no longer, and is silent")
 
     async def open(self, address: str, timeout_s: float, *, group: str = "") -> Link:
         """Return a live connection to a broker, with what it understands.

@@ -10,7 +10,7 @@ Spec: docs/internals/protocol/remoting.md, section 5.1; producers use only broke
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
@@ -197,13 +197,18 @@ class _Group:
     term: int = -1
     hinted: str | None = None
     routed: str | None = None
+    newest: str = ""
 
 
 class LeaderTable:
-    """Broker name → address of the leader."""
+    """Broker name → address of the leader.
 
-    def __init__(self) -> None:
+    *on_moved*: called with the address of a former leader when another one is known.
+    """
+
+    def __init__(self, on_moved: Callable[[str], None] = lambda _former: None) -> None:
         self._groups: dict[str, _Group] = {}
+        self._on_moved = on_moved
 
     def address(self, broker_name: str) -> str | None:
         """Return the address to send to, or None when no leader is known."""
@@ -236,7 +241,13 @@ class LeaderTable:
             return False
         group.term = term
         group.hinted = address
+        self._note(group, address)
         return True
+
+    def _note(self, group: _Group, leader: str) -> None:
+        former, group.newest = group.newest, leader
+        if former not in ("", leader):
+            self._on_moved(former)
 
     def take_route(self, broker_name: str, address: str | None) -> None:
         """Take what a fresh route has; it overrides a hint only where it changed."""
@@ -246,6 +257,7 @@ class LeaderTable:
         group.routed = address
         if address is not None:
             group.hinted = None
+            self._note(group, address)
 
     def suspect(self, broker_name: str, address: str) -> bool:
         """Drop the hint to an address that failed; return whether there was one."""

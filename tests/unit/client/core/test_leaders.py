@@ -5,17 +5,21 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
+import pytest
 import trio
 from trio.testing import MockClock
 
 from dledger.client.consumer.pull_consumer import PullConsumer
 from dledger.client.core.client_instance import ClientInstance
+from dledger.client.core.errors import RequestTimedOutError
 from dledger.client.core.leaders import PATIENCE, PAUSE_S_MAX, SEARCH_S
+from dledger.client.core.links import SILENT_S
 from dledger.client.core.message import Message
 from dledger.client.core.retry import RetryPolicy
 from dledger.client.core.route import LeaderTable
 from dledger.client.producer.config import ProducerConfig
 from dledger.client.producer.producer import Producer
+from dledger.remoting.handling import DEFERRED
 from dledger.remoting.protocol.codes import RequestCode
 from tests.harness.fake_nodes import Seen
 from tests.unit.client.fake_cluster import Group, World, open_world
@@ -111,6 +115,31 @@ async def test_search_for_a_leader_sends_no_heartbeat(world: World, client: Clie
             group.elect(1, register=False)
         await trio.sleep(1)
         assert group.brokers[1].count(RequestCode.HEART_BEAT) == before + 1
+
+
+async def test_former_leader_that_is_silent_ends_the_calls_to_it(autojump_clock: MockClock) -> None:
+    async with open_world() as world, world.client() as client:
+        group = world.groups["g"]
+        former, leader = group.brokers[0].address, group.brokers[1].address
+        group.on(RequestCode.NOTIFICATION, lambda _: DEFERRED)
+        ended_s: list[float] = []
+
+        async def receive() -> None:
+            with pytest.raises(RequestTimedOutError):
+                await client.links.ask(former, RequestCode.NOTIFICATION, timeout_s=600)
+            ended_s.append(trio.current_time())
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(receive)
+            await trio.sleep(SILENT_S / 2)
+            client.leaders.learn("g", former, 1)
+            client.leaders.learn("g", leader, 2)
+            await trio.sleep(SILENT_S)
+            assert ended_s == [], "it answered half a second before"
+            client.leaders.learn("g", former, 3)
+            client.leaders.learn("g", leader, 4)
+            learned_s = trio.current_time()
+        assert ended_s == [learned_s]
 
 
 def test_a_hint_wins_over_the_route_until_the_route_changes() -> None:
