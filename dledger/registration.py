@@ -203,6 +203,11 @@ class Registration:
         """The id this node has now: 0 as the serving leader."""
         return LEADER_ID if self._group.leadership is not None else self._broker.follower_id
 
+    def _address(self, broker_id: int) -> str:
+        """Return the address that clients are to use for this node under that id."""
+        leads = broker_id == LEADER_ID
+        return (self._broker.broker.leader_address if leads else "") or self._broker.address
+
     def role_changed(self) -> None:
         """Tell every NameServer at once that does not know; call it at every change of role."""
         broker_id = self.broker_id
@@ -412,7 +417,7 @@ class Registration:
     def _register_request(
         self, broker_id: int, body: bytes, *, since: DataVersion | None = None
     ) -> RemotingCommand:
-        broker, address = self._broker.broker, self._broker.address
+        broker, address = self._broker.broker, self._address(broker_id)
         header = RegisterBrokerHeader(
             broker_name=broker.broker_name,
             broker_addr=address,
@@ -428,12 +433,12 @@ class Registration:
         return request(RequestCode.REGISTER_BROKER, header.encode(), body)
 
     def _broker_header(self) -> BrokerHeader:
-        broker, address = self._broker.broker, self._broker.address
+        broker, broker_id = self._broker.broker, self.broker_id
         return BrokerHeader(
             broker_name=broker.broker_name,
-            broker_addr=address,
+            broker_addr=self._address(broker_id),
             cluster_name=broker.cluster_name,
-            broker_id=self.broker_id,
+            broker_id=broker_id,
             group_identity=self._group.group_identity,
         )
 

@@ -106,7 +106,9 @@ async def serve_metrics(
         clock,
         ports,
     )
-    server = MetricsServer(network, metrics.pieces, Readiness(group).not_ready)
+    server = MetricsServer(
+        network, metrics.pieces, Readiness(group).not_ready, lambda: group.leadership is not None
+    )
     if not await server.serve_if_free(nursery, *wanted, "metrics.listen_port"):
         return
     processors.throughput.traffic = traffic

@@ -3,8 +3,9 @@
 Everything that would hide a flood of connections or requests in a log line is here as a number
 that can be alerted on.
 
-The port answers ``GET /metrics``, ``/healthz`` and ``/readyz`` and nothing else, one answer per
-connection. It is no web server: no TLS, no accounts, no bodies. It is for a scraper nearby.
+The port answers ``GET /metrics``, ``/healthz``, ``/readyz`` and ``/leader`` and nothing else, one
+answer per connection. It is no web server: no TLS, no accounts, no bodies. It is for a scraper
+nearby.
 """
 
 from __future__ import annotations
@@ -328,7 +329,9 @@ MAX_SCRAPES: Final = 8
 PATH: Final = "/metrics"
 ALIVE_PATH: Final = "/healthz"
 READY_PATH: Final = "/readyz"
-_PATHS: Final = frozenset(path.encode() for path in (PATH, ALIVE_PATH, READY_PATH))
+LEADER_PATH: Final = "/leader"
+"""For load balancers, which send clients to the member that answers 200."""
+_PATHS: Final = frozenset(path.encode() for path in (PATH, ALIVE_PATH, READY_PATH, LEADER_PATH))
 
 END_OF_HEAD: Final = b"\r\n\r\n"
 
@@ -384,6 +387,7 @@ class MetricsServer:
     Args:
         pieces: The page, piece by piece; others are served between two of them.
         not_ready: Returns why the daemon cannot serve what it should; nothing when it can.
+        leads: Returns whether it leads its group; None: it is in none.
     """
 
     def __init__(
@@ -391,8 +395,10 @@ class MetricsServer:
         network: Network,
         pieces: Callable[[], Iterable[str]],
         not_ready: Callable[[], Sequence[str]] = tuple,
+        leads: Callable[[], bool] | None = None,
     ) -> None:
         self._network = network
+        self._leads = leads
         self._pieces = pieces
         self._not_ready = not_ready
         self._open = 0
@@ -463,7 +469,7 @@ class MetricsServer:
             return
         status = status_of(head)
         text, kind = (
-            f"{_REASONS.get(status)}: GET {PATH}, {ALIVE_PATH} or {READY_PATH}\n",
+            f"{_REASONS.get(status)}: GET {PATH}, {ALIVE_PATH}, {READY_PATH} or {LEADER_PATH}\n",
             TEXT_TYPE,
         )
         path = path_of(head) if status == 200 else ""
@@ -473,6 +479,9 @@ class MetricsServer:
             reasons = self._not_ready()
             status = 503 if reasons else 200
             text = "".join(f"{reason}\n" for reason in reasons) or "ready\n"
+        elif path == LEADER_PATH:
+            is_leader = self._leads is not None and self._leads()
+            status, text = (200, "leads\n") if is_leader else (503, "does not lead\n")
         elif path == PATH:
             try:
                 text, kind = await self._page(), CONTENT_TYPE

@@ -198,6 +198,14 @@ def parse_addresses(value: object) -> tuple[str, ...]:
     return tuple(addresses)
 
 
+def parse_address(value: object) -> str:
+    """Return ``host:port``, or nothing. Raises ValueError: it is neither, or more than one."""
+    addresses = parse_addresses(value)
+    if len(addresses) > 1:
+        raise ValueError(f"{value!r} is more than one address")
+    return "".join(addresses)
+
+
 def _in_words(reason: str, raw: object) -> str:
     """Return msgspec's reason for people: kinds of values in words."""
     found = _EXPECTED.match(reason)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from dledger.settings.schema import parse_addresses, parse_host, setting
+from dledger.settings.schema import parse_address, parse_addresses, parse_host, setting
 from dledger.settings.text import (
     Peer,
     delay_text,
@@ -70,6 +70,13 @@ class BrokerTable:
         "Port that clients get, where it is not the one that is bound (behind a proxy, in"
         " a container); 0: `server.listen_port`.",
         within=(0, 65_535),
+    )
+    leader_address: str = setting(
+        "",
+        "`host:port` that NameServers give to clients as the leader's, the same on each member: of"
+        " a load balancer that asks `GET /leader`, or one that moves with the leadership; empty:"
+        " the leader's own.",
+        parse=parse_address,
     )
     namesrv_addr: tuple[str, ...] = setting(
         (f"127.0.0.1:{DEFAULT_NAMESRV_PORT}",),
@@ -293,6 +300,13 @@ class ServerTable:
     )
     shutdown_timeout_ms: int = setting(
         5_000, "On SIGTERM, how long requests in work may take to end.", ge=0, live="the next stop"
+    )
+    drain_timeout_ms: int = setting(
+        30_000,
+        "On SIGTERM, how long a member serves clients of RocketMQ that are still connected, and"
+        " carries their requests to the leader; they read their routes every 30 seconds.",
+        ge=0,
+        live="the next stop",
     )
     tls_mode: TlsModeName = setting(
         "disabled",

@@ -155,6 +155,20 @@ async def test_new_role_is_registered_at_once(world: World, nursery: trio.Nurser
     assert (confirmed.header.broker_id, confirmed.oneway) == (0, False)
 
 
+async def test_leader_registers_the_address_of_the_leadership(
+    world: World, nursery: trio.Nursery
+) -> None:
+    world.registration._broker.broker.leader_address = "10.0.0.9:9"
+    nursery.start_soon(world.registration.run)
+    await trio.sleep(1)
+    world.group.step_down()
+    world.registration.role_changed()
+    await trio.sleep(10)
+    headers = [each.header for each in world.client.to("ns1:9876")]
+    assert (headers[0].broker_id, headers[0].broker_addr) == (0, "10.0.0.9:9")
+    assert (headers[-1].broker_id, headers[-1].broker_addr) == (3, LEADER)
+
+
 async def test_role_that_changes_back_is_registered_at_once(
     world: World, nursery: trio.Nursery
 ) -> None:

@@ -26,10 +26,12 @@ GET = b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n"
 
 @asynccontextmanager
 async def serving(
-    pieces: Callable[[], Iterable[str]], not_ready: Callable[[], Sequence[str]] = tuple
+    pieces: Callable[[], Iterable[str]],
+    not_ready: Callable[[], Sequence[str]] = tuple,
+    leads: Callable[[], bool] | None = None,
 ) -> AsyncIterator[MemoryNetwork]:
     network = MemoryNetwork()
-    server = MetricsServer(network, pieces, not_ready)
+    server = MetricsServer(network, pieces, not_ready, leads)
     async with trio.open_nursery() as nursery:
         assert await nursery.start(server.serve, *ADDRESS) == ADDRESS
         yield network
@@ -75,6 +77,7 @@ async def test_http_server_answers_a_get_and_closes() -> None:
         (b"GET /metrics?name[]=x HTTP/1.1\r\nAccept: */*\r\n\r\n", 200),
         (b"GET /healthz HTTP/1.1\r\n\r\n", 200),
         (b"GET /readyz?verbose HTTP/1.1\r\n\r\n", 200),
+        (b"GET /leader HTTP/1.1\r\n\r\n", 200),
         (b"GET /readyz/x HTTP/1.1\r\n\r\n", 404),
         (b"GET / HTTP/1.1\r\n\r\n", 404),
         (b"GET /metricsx HTTP/1.1\r\n\r\n", 404),
@@ -107,12 +110,25 @@ async def test_readyz_is_503_with_each_reason_until_there_is_none() -> None:
     assert answer.endswith(b"\r\n\r\nready\n")
 
 
+async def test_leader_path_is_200_at_the_leader_alone() -> None:
+    role = {"leads": False}
+    ask = b"GET /leader HTTP/1.1\r\n\r\n"
+    async with serving(page, leads=lambda: role["leads"]) as network:
+        assert (await answer_to(network, ask)).startswith(b"HTTP/1.1 503 ")
+        role["leads"] = True
+        assert (await answer_to(network, ask)).startswith(b"HTTP/1.1 200 ")
+    async with serving(page) as network:
+        assert (await answer_to(network, ask)).startswith(b"HTTP/1.1 503 ")
+
+
 async def test_http_server_names_the_method_it_has() -> None:
     async with serving(page) as network:
         answer = await answer_to(network, b"PUT /metrics HTTP/1.1\r\n\r\n")
     assert answer.startswith(b"HTTP/1.1 405 Method Not Allowed\r\n")
     assert b"\r\nAllow: GET\r\n" in answer
-    assert answer.endswith(b"\r\n\r\nMethod Not Allowed: GET /metrics, /healthz or /readyz\n")
+    assert answer.endswith(
+        b"\r\n\r\nMethod Not Allowed: GET /metrics, /healthz, /readyz or /leader\n"
+    )
 
 
 async def test_a_request_that_does_not_end_is_refused_at_the_limit() -> None:
