@@ -1,7 +1,8 @@
 """One broker daemon, put together: store, group, processors, ports, registration.
 
 Order of start: open and replay the store, join the group, serve clients, register. Order of a
-clean stop: leave the NameServers, take nothing new, answer what is in flight, close the store.
+clean stop: give the leadership away, leave the NameServers, carry requests of clients that do not
+know it yet to the new leader, take nothing new, answer what is in flight, close the store.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from dledger.client.core.routes import NameServers
 from dledger.commitlog.consume_queue_store import MAX_OPEN_FILES
 from dledger.commitlog.seams import Disk, UtcOffset, utc
 from dledger.commitlog.store_paths import StorePaths
+from dledger.forwarding import Forwarder
 from dledger.group import Group
 from dledger.group_api import LeaderService
 from dledger.processors.access import AccessProcessor, BrokerAccounts
@@ -29,6 +31,7 @@ from dledger.processors.raft import MembershipChanges, RaftChangeProcessor
 from dledger.processors.transactions import CheckBack
 from dledger.processors.wiring import (
     LOCAL_ADMIN,
+    REPEATABLE,
     BrokerProcessors,
     LogFolder,
     ProcessorSeams,
@@ -75,6 +78,8 @@ HAND_OVER_ELECTIONS: Final = 4
 
 HAND_OVER_LOOK_S: Final = 0.01
 
+DRAIN_LOOK_S: Final = 0.25
+
 LINGER_S: Final = 0.3
 """How long a former leader goes on naming the new one to clients before it closes connections."""
 
@@ -109,6 +114,7 @@ class Broker:
     group: Group
     servers: list[RemotingServer]
     registration: Registration
+    processors: BrokerProcessors
 
 
 async def serve_broker(
@@ -196,13 +202,23 @@ async def _leave(broker: Broker, config: BrokerConfig, clock: Clock) -> None:
     with trio.move_on_after(timeout_s):
         await broker.registration.unregister()
     if handed_over:
+        await _serve_others(broker, config.server.drain_timeout_ms / 1000, clock)
+        await _hand_over(broker.group, clock, election_timeout_s)
         # Clients that were sent to the new leader leave; the others still get its address here.
         await clock.sleep(min(LINGER_S, timeout_s))
+    broker.processors.pull.answer_all()
     if not await broker.group.drain(timeout_s):
         log.warning("stopped_with_proposals_in_flight")
     async with trio.open_nursery() as nursery:
         for server in broker.servers:
             nursery.start_soon(server.drain, timeout_s)
+
+
+async def _serve_others(broker: Broker, timeout_s: float, clock: Clock) -> None:
+    """Go on for clients whose route names this member, until they have left or read another."""
+    deadline = clock.monotonic() + timeout_s
+    while broker.processors.clients.has_others and clock.monotonic() < deadline:
+        await clock.sleep(DRAIN_LOOK_S)
 
 
 async def _hand_over(group: Group, clock: Clock, election_timeout_s: float) -> bool:
@@ -350,12 +366,20 @@ async def _run_parts(
         processors.topics.when_known = registration.when_known
         live = LiveSettings(config, group, retention, world.clock)
         register_processors(table, group, BrokerConfigProcessor(live), access)
+        forwarder = Forwarder(
+            group, client(), world.clock, world.rng, REPEATABLE, stamps=accounts is None
+        )
+        group.on_role_change.append(forwarder.role_changed)
+        server.carry = forwarder.take
         await nursery.start(group.run)
         await nursery.start(server.serve, config.server.listen_host, config.server.listen_port)
         fast_server = await serve_fast(
             config, group, world.network, table, tls, server.budget, nursery, on_answer
         )
-        servers = [server] if fast_server is None else [server, fast_server]
+        servers = [server]
+        if fast_server is not None:
+            fast_server.carry = forwarder.take
+            servers.append(fast_server)
         await serve_metrics(
             config,
             group,
@@ -371,9 +395,10 @@ async def _run_parts(
             nursery.start_soon(accounts.keep_reading, world.clock, world.executor)
         if certificates:
             nursery.start_soon(certificates.keep_reading, world.clock, world.executor)
+        nursery.start_soon(forwarder.run)
         nursery.start_soon(processors.run)
         nursery.start_soon(registration.run)
-        yield Broker(group, servers, registration)
+        yield Broker(group, servers, registration, processors)
         nursery.cancel_scope.cancel()
 
 

@@ -374,19 +374,27 @@ _COUNTERS: Final = {
 
 
 def _service_families(counts: ServiceCounts) -> Iterator[tuple[Family, Samples]]:
-    for name, about, counted in (
+    for name, about, label, counted in (
         (
             "dledger_messages_set_aside_total",
             "Messages a service of this leader could not process, now in its dead letters.",
+            "service",
             counts.set_aside,
         ),
         (
             "dledger_service_restarts_total",
             "Unexpected failures of a service of this leader; it ran again.",
+            "service",
             counts.restarts,
         ),
+        (
+            "dledger_forwarded_requests_total",
+            "Requests this member carried to the leader, or could not.",
+            "outcome",
+            counts.forwarded,
+        ),
     ):
-        yield Family(name, "counter", about), [({"service": key}, counted[key]) for key in counted]
+        yield Family(name, "counter", about), [({label: key}, counted[key]) for key in counted]
     yield _counter(
         "dledger_listener_failures_total",
         "Failures after an applied entry.",

@@ -58,6 +58,8 @@ class ServiceCounts:
     """Messages put into the dead letters of services."""
     restarts: Counter[str] = field(default_factory=_from_zero(SERVICES))
     """Unexpected failures; the service begins again after each."""
+    forwarded: Counter[str] = field(default_factory=_from_zero(("taken", "repeated", "refused")))
+    """Requests carried to the leader, sent to it once more, and over a limit."""
     listener_failures: int = 0
     """Failures of those that are called after each applied entry."""
 

@@ -21,7 +21,7 @@ from dledger.commitlog.errors import ConfigError, InvariantBroken, LocalProtocol
 from dledger.remoting.connection_limits import ConnectionLimits
 from dledger.remoting.errors import AccessRefusedError
 from dledger.remoting.log import get_logger
-from dledger.remoting.protocol.codes import not_supported
+from dledger.remoting.protocol.codes import ResponseCode, not_supported
 from dledger.remoting.protocol.command import FLAG_ONEWAY, FLAG_RESPONSE, RemotingCommand
 from dledger.remoting.protocol.outcome import GO_AWAY_FIELD, Condition, answer, answer_error
 
@@ -173,12 +173,17 @@ class Processors(Protocol[AskedT]):
         """Return handler and limiter for *code*, None when the code is not supported."""
 
 
+Carry: TypeAlias = Callable[[PeerT, RemotingCommand, RemotingCommand], bool]
+
+
 @dataclass(eq=False, repr=False)
 class Handling(Generic[PeerT]):
     """Gives the requests of one connection to their handlers, and answers each of them once.
 
     Attributes:
         nursery: Of the connection that is served; its handlers that wait run in it.
+        carry: Called with a request and the answer that another member may serve it; returns
+            whether it answers the request later. None: nothing does.
         last_request_s: When one with a handler came last, on trio's clock; -inf: none came, or what
             came proves nothing.
         when_answered: By identity of a request: the request, and what is called with its answer.
@@ -197,6 +202,7 @@ class Handling(Generic[PeerT]):
     def __post_init__(self) -> None:
         self.nursery: trio.Nursery | None = None
         self.is_leaving = False
+        self.carry: Carry[PeerT] | None = None
         self.last_request_s = -math.inf
         self.when_answered: dict[int, tuple[RemotingCommand, OnResponse]] = {}
 
@@ -247,6 +253,12 @@ class Handling(Generic[PeerT]):
             False when it will not be read: the connection has ended, the request was one-way, or
             has been answered already.
         """
+        if (
+            response.code == ResponseCode.SERVICE_NOT_AVAILABLE
+            and self.carry is not None
+            and self.carry(self._connection, asked, response)
+        ):
+            return True
         if self.when_answered and (noted := self.when_answered.pop(id(asked), None)):
             noted[1](response)
         if self._on_answer is not None and (request := self._open.get(asked)) is not None:

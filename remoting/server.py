@@ -16,7 +16,7 @@ from dledger.remoting.connection_limits import (
     Places,
     Turn,
 )
-from dledger.remoting.handling import OnAnswer
+from dledger.remoting.handling import Carry, OnAnswer
 from dledger.remoting.log import get_logger
 from dledger.remoting.memory_budget import MemoryBudget
 from dledger.remoting.processor_table import ProcessorTable
@@ -70,7 +70,8 @@ class ServerLimits:
 class RemotingServer:
     """Serves requests on any number of listeners.
 
-    *on_connect*: called for each new connection before it is served.
+    *on_connect*: called for each new connection before it is served. *carry*: `Handling.carry` of
+    each that is accepted from now on.
     """
 
     def __init__(
@@ -94,6 +95,7 @@ class RemotingServer:
         # In order of arrival; a dict without values.
         self.connections: dict[Connection, None] = {}
         self.on_connect: list[Callable[[Connection], None]] = []
+        self.carry: Carry[Connection] | None = None
         self._network = network
         self._processors = processors
         self._limits = limits if limits is not None else ServerLimits()
@@ -175,6 +177,7 @@ class RemotingServer:
             turn=self._turn,
             on_answer=self._on_answer,
         )
+        connection.handling.carry = self.carry
         admission = self.places.admit(connection, trio.current_time())
         if admission is not Admission.SERVED:
             self._note_pressure()

@@ -460,6 +460,7 @@ def _lay_out_group(
             "broker.namesrv_addr": cluster.namesrv_address,
             "server.listen_host": host,
             "server.listen_port": ports[2 * place],
+            "server.drain_timeout_ms": 0,  # its members end together
             "store.path_root_dir": str(store),
             "raft.group": group,
             "raft.self_id": f"n{place}",

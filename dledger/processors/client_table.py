@@ -24,6 +24,7 @@ from dledger.remoting.protocol.bodies import (
     MessageModel,
     SubscriptionData,
 )
+from dledger.remoting.protocol.command import OUR_LANGUAGE
 from dledger.services.limits import check_limit
 from dledger.settings.tables import BrokerTable
 
@@ -297,6 +298,12 @@ class ClientTable(Generic[ChannelT]):
     def channels(self) -> list[ChannelT]:
         """The connections that have clients."""
         return list({**self._consumers_of, **self._producers_of})
+
+    @property
+    def has_others(self) -> bool:
+        """Whether clients of RocketMQ are here, which find another leader by their route alone."""
+        tables = (*(group.clients for group in self._consumers.values()), *self._producers.values())
+        return any(one.language != OUR_LANGUAGE for clients in tables for one in clients.values())
 
     def is_silent(self, channel: ChannelT, before: float) -> bool:
         """Tell whether a connection has clients, and their newest heartbeat is before *before*."""

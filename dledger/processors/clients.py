@@ -11,6 +11,7 @@ from functools import partial
 from typing import Final
 
 import structlog
+import trio
 
 from dledger.broker_errors import TableFullError
 from dledger.group_api import BrokerGroup
@@ -73,11 +74,11 @@ logger = structlog.get_logger(__name__)
 class SettlingGroups:
     """Consumer groups whose members a new leader may not all know yet. Pure.
 
-    Consumers of RocketMQ's Java clients send heartbeats to every broker, others to the leader
-    alone, every 30 seconds: what a new leader knows may be half of a group, whose members would
-    share out queues that others still have. So a group that was there before the leadership settles
-    for one period of heartbeats: its list of members is not answered, which clients take as "keep
-    what you have", and no member is notified of what is no news.
+    Consumers send heartbeats to every broker, every 30 seconds: RocketMQ's and ours, but some
+    clients only to the leader. A member that has just started, or that knows no client of a group,
+    may know half of it, whose members would share out queues that others still have. So such a
+    group settles for one period of heartbeats when a leadership begins: a request for its list of
+    members waits, and no member is notified of what is no news.
     """
 
     def __init__(self) -> None:
@@ -129,6 +130,8 @@ class ClientsProcessor:
         self._watched: set[Connection] = set()
         self._settling = SettlingGroups()
         self._settling_moved = Wakeup()
+        self._settled = trio.Event()
+        self._began_s = self._clock.monotonic()
         self._term = 0
         # Groups that have changed, large or being notified, and when the first of them did.
         self._notified_later: dict[str, None] = {}
@@ -151,6 +154,8 @@ class ClientsProcessor:
             )
             now = self._clock.monotonic()
             settled_groups = map(self._clients.consumer_group, self._settling.pop_settled(now))
+            if self._settling.until_s is None:
+                self._settled.set()
             self._group.turns.call_each(
                 lambda group: self._notify([group]),
                 [group for group in settled_groups if group is not None],
@@ -177,11 +182,14 @@ class ClientsProcessor:
         term = 0 if leadership is None else leadership.term
         if term != self._term:
             self._term = term
-            if leadership is None:
-                self._settling.end()
-            else:
-                known = self._group.state.subscription_groups
-                self._settling.begin(self._clock.monotonic(), known)
+            self._settling.end()
+            if leadership is not None:
+                now = self._clock.monotonic()
+                is_young = now - self._began_s < SETTLE_S
+                groups, knows = self._group.state.subscription_groups, self._clients.consumer_group
+                self._settling.begin(now, [x for x in groups if is_young or knows(x) is None])
+            self._settled.set()
+            self._settled = trio.Event()
             self._settling_moved.set()
         return leadership is not None
 
@@ -250,21 +258,23 @@ class ClientsProcessor:
         rule=needs(SUB, group="consumerGroup"),
     )
     def consumer_list(self, _connection: Connection, command: RemotingCommand) -> Handled:
-        """Answer 38, with the whole list, or with code 1: clients take it as "keep what you have".
+        """Answer 38, with the whole list: later where a new leader may not know all of it.
 
-        A follower sends the client to the leader.
+        Clients wait three seconds, and then keep the queues that they have.
         """
         name = ConsumerGroupHeader.decode(command.ext).consumer_group
+        if self._leads() and self._settling.holds(name, self._clock.monotonic()):
+            return self._list_when_settled(name, command)
+        return self._list(name, command)
+
+    async def _list_when_settled(self, name: str, command: RemotingCommand) -> RemotingCommand:
+        while self._leads() and self._settling.holds(name, self._clock.monotonic()):
+            await self._settled.wait()
+        return self._list(name, command)
+
+    def _list(self, name: str, command: RemotingCommand) -> RemotingCommand:
         if not self._leads():
             return refusal(command, not_leader(self._group))
-        if self._settling.holds(name, self._clock.monotonic()):
-            return refusal(
-                command,
-                bad_request(
-                    f"this broker has just begun to lead, and may not know every consumer of {name}"
-                    " yet; keep what you have"
-                ),
-            )
         group = self._clients.consumer_group(name)
         if group is None:
             return refusal(command, bad_request(f"no consumer for this group, {name}"))

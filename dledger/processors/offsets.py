@@ -76,6 +76,9 @@ class OffsetsProcessor:
     def _consumer_offset(
         self, command: RemotingCommand, header: QueryConsumerOffsetHeader, offset: int | None
     ) -> RemotingCommand:
+        if offset is None and self._group.leadership is None:
+            # It may be behind: a group taken for a new one would begin elsewhere in the queue.
+            return refusal(command, not_leader(self._group))
         if (
             offset is None
             and header.set_zero_if_not_found is not False
@@ -85,9 +88,6 @@ class OffsetsProcessor:
         ):
             # A young queue is read from its begin, whatever consumeFromWhere is.
             offset = 0
-        if offset is None and self._group.leadership is None:
-            # It may be behind: a group taken for a new one would begin at the end of the queue.
-            return refusal(command, not_leader(self._group))
         if offset is None:
             return refusal(
                 command,

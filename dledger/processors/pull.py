@@ -10,6 +10,7 @@ Spec: docs/internals/protocol/remoting.md, sections 8.1 and 8.2.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -150,6 +151,10 @@ class PullProcessor:
             if now >= next_sweep:
                 next_sweep = now + SWEEP_S
                 await self.sweep()
+
+    def answer_all(self) -> None:
+        """Answer every held pull: this node stops, and its clients are to pull elsewhere."""
+        self._group.turns.call_each(self._answer_held, self._held.take_expired(math.inf))
 
     async def sweep(self) -> None:
         """Try every held pull again whose queue is not where it was."""

@@ -151,7 +151,7 @@ class SendProcessor:
             header = SendMessageHeader.of(command)
             stamp = stamp_of_texts(command.ext)
             if stamp is not None:
-                sent = _identities(header, command)
+                sent = identities_of(header, command)
                 # Before any check that may refuse as "not stored" what is stored.
                 first = self._sends.judge(stamp)
                 if first is not None:
@@ -506,8 +506,11 @@ def _transaction_id(record: Record) -> str | None:
     return (get_property(record.properties, _UNIQ_KEY) or b"").decode()
 
 
-def _identities(header: SendMessageHeader, command: RemotingCommand) -> list[MessageIdentity]:
-    """Return what identifies the messages of a stamped request, to recognise a repetition."""
+def identities_of(header: SendMessageHeader, command: RemotingCommand) -> list[MessageIdentity]:
+    """Return what identifies the messages of a stamped request, to recognise a repetition.
+
+    Raises MQError: a request like this cannot have a stamp.
+    """
     if header.queue_id < 0:
         raise BadRequestError("an idempotent send names its queue: another try must not choose")
     if header.batch:

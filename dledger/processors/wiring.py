@@ -115,6 +115,11 @@ LOCAL_ADMIN: Final = codes_of(PROCESSORS, attrgetter("local"))
 """They erase data, or change members, settings of durability and retention: without access
 control they come from the broker's own machine, unless `server.open_admin` is on."""
 
+REPEATABLE: Final = codes_of(
+    PROCESSORS, lambda handler: handler.limit in (Limit.CLIENT, Limit.PULL, Limit.POP)
+)
+"""They read, or say again what is so: a repetition stores no message a second time."""
+
 
 def broker_rules(topic_at: TopicAt, cluster: str) -> dict[int, Rule]:
     """Return the rule of each request code that a broker answers.

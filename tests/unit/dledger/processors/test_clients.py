@@ -273,17 +273,47 @@ def elect(broker: Broker) -> None:
     broker.processors.role_changed()
 
 
-def test_new_leader_withholds_an_old_groups_list_at_first(
-    broker: Broker, clock: ManualClock
-) -> None:
-    one = FakeConnection()
-    beat(broker, one, SubscriptionData("T"), client_id="c1")
+async def test_new_leader_that_may_not_know_a_group_lists_it_later(tmp_path: Any) -> None:
+    group = FakeGroup(tmp_path, VirtualClock())
+    broker = Broker(group, VirtualClock())
     broker.make_group("g")
-    assert ids(broker) == ["c1"]
+    beat(broker, FakeConnection(), SubscriptionData("T"), client_id="c1")
+    elect(broker)  # of a member that has just started
+    code, ext = RequestCode.GET_CONSUMER_LIST_BY_GROUP, {"consumerGroup": "g"}
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(broker.processors.clients_processor.run)
+        waiting: Any = broker.handle(request(code, dict(ext)), FakeConnection())
+        await trio.sleep(SETTLE_S - 1)
+        beat(broker, FakeConnection(), SubscriptionData("T"), client_id="c2")
+        answered = await waiting
+        assert trio.current_time() == SETTLE_S
+        assert json.loads(bytes(answered.body)) == {"consumerIdList": ["c1", "c2"]}
+        nursery.cancel_scope.cancel()
+    group.close()
+
+
+async def test_list_that_waits_is_refused_when_leadership_ends(tmp_path: Any) -> None:
+    group = FakeGroup(tmp_path, VirtualClock())
+    broker = Broker(group, VirtualClock())
+    broker.make_group("g")
     elect(broker)
-    clock.now_s += SETTLE_S - 0.001
-    assert ids(broker) == 1, "clients keep what they have"
-    clock.now_s += 0.001
+    code, ext = RequestCode.GET_CONSUMER_LIST_BY_GROUP, {"consumerGroup": "g"}
+    waiting: Any = broker.handle(request(code, dict(ext)), FakeConnection())
+
+    def end() -> None:
+        group.step_down("10.0.0.2:10911")
+        broker.processors.role_changed()
+
+    answered = await broker.finish(waiting, end)
+    assert (answered.code, answered.ext["leaderAddr"]) == (14, "10.0.0.2:10911")
+    group.close()
+
+
+def test_new_leader_lists_a_group_that_it_knew_before(broker: Broker, clock: ManualClock) -> None:
+    beat(broker, FakeConnection(), SubscriptionData("T"), client_id="c1")
+    broker.make_group("g")
+    clock.now_s += SETTLE_S
+    elect(broker)
     assert ids(broker) == ["c1"]
 
 
