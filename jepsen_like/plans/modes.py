@@ -30,6 +30,7 @@ SIDE_MODES: Final[dict[str, str]] = {
     "many_queues": "ten thousand queues are filled and read",
     "half_messages": "a half message stays open until retention has come to it",
     "administration": "topics, groups, modes and offsets are set, and shown by each view",
+    "old_routes": "a client sends to one member, whichever leads, and each message once",
 }
 """Name and what is done; each counts as ``mode_<name>``, once for each time it was done."""
 
@@ -100,6 +101,7 @@ SEEN_COUNTERS: Final[dict[str, tuple[str, ...]]] = {
     "access_control": ("stranger_refused",),
     "many_queues": ("queues_filled",),
     "half_messages": ("retention_met_half_message",),
+    "old_routes": ("carried_to_leader",),
     "small_limits": ("session_forgotten",),
     "slow_listeners": ("slow_listener_killed",),
     "lying_flushes": ("flushes_undone",),

@@ -32,6 +32,7 @@ from dledger.commitlog.errors import MQError
 from dledger.jepsen_like.plans.modes import SIDE_MODES
 from dledger.jepsen_like.plans.plan import Plan
 from dledger.jepsen_like.seeded_rng import SimRng, rng_stream
+from dledger.jepsen_like.simulation.old_routes import OldRoutes
 from dledger.jepsen_like.simulation.side_services import HalfMessages, ManyQueues, OddMessages
 from dledger.remoting.protocol.codes import RequestCode
 from dledger.remoting.protocol.command import request
@@ -245,6 +246,7 @@ class SideWork:
         self._registers = AdminRegisters(
             BROKER, self._rng, self._commits.leadership, self._contradicts
         )
+        self._old_routes = OldRoutes(world, BROKER, self._rng, self._contradicts)
         settings = plan.settings
         self._request_bytes = settings.segment_bytes // 4
         kept_bytes = (settings.keep_segments + 2) * settings.segment_bytes
@@ -295,6 +297,8 @@ class SideWork:
             return await self._odd.turn(instance, BROKER, producer, consumer)
         if mode == "administration":
             return await self._registers.turn(instance)
+        if mode == "old_routes":
+            return await self._old_routes.turn(instance, consumer)
         if mode == "many_queues":
             return await self._many.turn(instance, producer, consumer)
         if mode == "half_messages":
