@@ -30,13 +30,13 @@ if TYPE_CHECKING:
     from dledger.jepsen_like.simulation.world import World
 
 TOPIC: Final = "side-old"
-BURST_MAX: Final = 12
+BURST_MAX: Final = 120
 """Messages that are on their way together."""
 
 WITHIN_S: Final = 3.0
 """How long RocketMQ's clients wait for an answer."""
 
-PAUSES_S: Final = (0.0, 0.01, 0.3)
+PAUSES_S: Final = (0.0, 0.01, 0.1)
 
 _BOUNDS: Final = {"stored": (1, 1), "not_stored": (0, 0), "unknown": (0, 1)}
 """Copies of a message, by its outcome."""
