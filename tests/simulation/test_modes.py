@@ -8,14 +8,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from dledger import proposals
+from dledger import broker, forwarding, proposals
 from dledger.client.core.message import Message
 from dledger.client.core.message_ext import MessageExt, SendResult
 from dledger.client.core.route import MessageQueue
 from dledger.client.producer.producer import Producer
 from dledger.commitlog.entry import RecordBatch
 from dledger.jepsen_like.checkers.all_checks import check_everything
-from dledger.jepsen_like.plans.draw import SHAPES
+from dledger.jepsen_like.plans.draw import SHAPES, add_mode, draw_plan
 from dledger.jepsen_like.plans.modes import SETTING_MODES, SIDE_MODES, STEP_MODES, in_modes
 from dledger.jepsen_like.plans.plan import Kind, Plan, Settings, Step, Workload
 from dledger.jepsen_like.plans.promised import promised
@@ -80,6 +80,13 @@ def test_a_change_of_a_group_that_is_not_stored_is_found(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(groups, "propose_change", answered)
     assert broken(play(_only("administration", 200_000))) == {"side_work"}
+
+
+@pytest.mark.hunt
+def test_send_that_is_repeated_without_a_stamp_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forwarding, "_can_be_stamped", lambda _: False)
+    monkeypatch.setattr(broker, "REPEATABLE", broker.REPEATABLE | forwarding.STAMPED)
+    assert broken(play(add_mode(draw_plan(900, 400.0), 900, "old_routes"))) == {"side_work"}
 
 
 @pytest.mark.hunt
