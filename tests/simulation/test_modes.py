@@ -22,6 +22,7 @@ from dledger.jepsen_like.plans.promised import promised
 from dledger.jepsen_like.simulation import side_services
 from dledger.jepsen_like.simulation.play import play
 from dledger.processors import groups
+from dledger.processors.wiring import REPEATABLE
 from dledger.remoting.connection import Connection
 from dledger.remoting.protocol.command import RemotingCommand, response_to
 from dledger.state.state_record import with_hosts
@@ -85,7 +86,7 @@ def test_a_change_of_a_group_that_is_not_stored_is_found(monkeypatch: pytest.Mon
 @pytest.mark.hunt
 def test_send_that_is_repeated_without_a_stamp_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(forwarding, "_can_be_stamped", lambda _: False)
-    monkeypatch.setattr(broker, "REPEATABLE", broker.REPEATABLE | forwarding.STAMPED)
+    monkeypatch.setattr(broker, "REPEATABLE", REPEATABLE | forwarding.STAMPED)
     assert broken(play(add_mode(draw_plan(900, 400.0), 900, "old_routes"))) == {"side_work"}
 
 
