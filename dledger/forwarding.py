@@ -162,7 +162,6 @@ class Forwarder:
     _open: dict[int, _Carried] = field(default_factory=dict)
     _waiting: dict[_Carried, None] = field(default_factory=dict)
     _lanes: list[_Lane] = field(default_factory=lambda: [_Lane() for _ in range(LANES_MAX)])
-    _next_lane: int = 0
     _leader: str | None = None
     _former_until_s: dict[str, float] = field(default_factory=dict)
     _pause_until_s: float = 0.0
@@ -178,9 +177,8 @@ class Forwarder:
         self, connection: Connection, asked: RemotingCommand, refusal: RemotingCommand
     ) -> bool:
         """Return whether a request with this refusal is carried, and answered later."""
-        if asked.serialize is SerializeType.CBOR or not _leads_not(refusal):
-            return False
-        if id(asked) in self._open:
+        follows = asked.serialize is SerializeType.CBOR
+        if follows or id(asked) in self._open or not _leads_not(refusal):
             return False
         size = memoryview(asked.body).nbytes
         if (
@@ -189,9 +187,11 @@ class Forwarder:
         ):
             self._counts["refused"] += 1
             return False
+        number = self._counts["taken"]
+        lane = connection.attributes.setdefault(_LANE, self._lanes[number % LANES_MAX])
         is_stamped = self.stamps and asked.code in STAMPED and _can_be_stamped(asked)
         self._open[id(asked)] = carried = _Carried(
-            self._counts["taken"],
+            number,
             connection,
             asked,
             refusal,
@@ -199,20 +199,13 @@ class Forwarder:
             size,
             self._clock.monotonic() + LEADER_WITHIN_S,
             is_stamped or asked.code in self._repeatable,
-            self._lane_of(connection) if is_stamped else None,
+            lane if is_stamped else None,
         )
         self.size_bytes += size
         self._counts["taken"] += 1
         self._waiting[carried] = None
         self._moved.set()
         return True
-
-    def _lane_of(self, connection: Connection) -> _Lane:
-        lane: _Lane | None = connection.attributes.get(_LANE)
-        if lane is None:
-            lane = connection.attributes[_LANE] = self._lanes[self._next_lane]
-            self._next_lane = (self._next_lane + 1) % LANES_MAX
-        return lane
 
     def role_changed(self) -> None:
         """Go to a new leader; to be put into the group's `on_role_change`."""
@@ -264,17 +257,11 @@ class Forwarder:
     # ------------------------------------------------------------------------------ sending
 
     async def _send_to(self, leader: str) -> None:
-        link = self._client.live(leader)
-        if link is None:
-            try:
-                link = await self._client.connection(leader, LINK_WITHIN_S)
-            except MQError:
-                return self._pause()
         try:
-            self._send_over(link)
-        except RemotingError:  # a limit, or the link has ended
+            link = self._client.live(leader)
+            self._send_over(link or await self._client.connection(leader, LINK_WITHIN_S))
+        except (RemotingError, LocalProtocolError):  # no link, or a limit of it
             self._pause()
-        return None
 
     def _send_over(self, link: Connection) -> None:
         for carried in sorted(self._waiting, key=attrgetter("number")):
@@ -348,7 +335,10 @@ class Forwarder:
             carried.is_uncertain = True
             self._wait_again(carried)
         else:
-            self._finish(carried, _answer_of(carried.asked, response))
+            ext, body = response.ext, response.body
+            self._finish(
+                carried, response_to(carried.asked, response.code, response.remark, ext, body)
+            )
 
     def _leave_session(self, carried: _Carried, lane: _Lane) -> None:
         """Let a send wait for another session: the leader does not know the one it came under."""
@@ -419,7 +409,3 @@ def _copy_of(asked: RemotingCommand) -> RemotingCommand:
     copy = request(asked.code, dict(asked.ext), asked.body, serialize=SerializeType.CBOR)
     copy.language, copy.version = asked.language, asked.version
     return copy
-
-
-def _answer_of(asked: RemotingCommand, response: RemotingCommand) -> RemotingCommand:
-    return response_to(asked, response.code, response.remark, response.ext, response.body)

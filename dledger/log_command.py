@@ -78,8 +78,7 @@ def inspect(
     damage: LogDamageError | None = None
     with progress(0, "bytes") as line:
         try:
-            for entry in entries_of(stopped_folder(folder)):
-                line.to(entry.header.end_position)
+            for entry in entries_of(stopped_folder(folder), line.to):
                 if entry.header.index < from_:
                     continue
                 row = entry_row(entry)
@@ -104,8 +103,8 @@ def history(folder: Folder, /, *, wide: Wide = False, output: RowsOutput = "tabl
 
     A leader begins its term with an entry of its own; an address is that of the first message.
     """
-    from dledger.log_report import entries_of, seen, stopped_folder, terms_of
+    from dledger.log_report import entries_of, stopped_folder, terms_of
 
     with progress(0, "bytes") as line:
-        rows = terms_of(seen(entries_of(stopped_folder(folder)), line.to))
+        rows = terms_of(entries_of(stopped_folder(folder), line.to))
     show(output, "", rows, WIDE_TERM_COLUMNS if wide else TERM_COLUMNS)

@@ -55,8 +55,10 @@ def stopped_folder(root: Path) -> ReplicaFolder:
     return folder
 
 
-def entries_of(folder: ReplicaFolder) -> Iterator[Whole]:
-    """Yield all entries of a log, each checked whole.
+def entries_of(
+    folder: ReplicaFolder, read_to: Callable[[int], object] = lambda _: None
+) -> Iterator[Whole]:
+    """Yield all entries of a log, each checked whole; call *read_to* with the end of each.
 
     Raises LogDamageError: there is more in the log than they.
     """
@@ -67,6 +69,7 @@ def entries_of(folder: ReplicaFolder) -> Iterator[Whole]:
     end = anchor.position
     for entry in follow(folder, begin.index, end, begin):
         end = entry.header.end_position
+        read_to(end)
         yield entry
     rest = first_written(folder, after_blank(folder, end))
     if rest >= 0:
@@ -158,13 +161,6 @@ def _in_records(entry: Whole) -> Iterator[str]:
             if has != wanted:
                 yield f"record at byte {position} has place, size and time {has}, not {wanted}"
         start += size
-
-
-def seen(entries: Iterable[Whole], to: Callable[[int], object]) -> Iterable[Whole]:
-    """Yield *entries*, and call *to* with the end of each."""
-    for entry in entries:
-        to(entry.header.end_position)
-        yield entry
 
 
 def entry_row(entry: Whole) -> dict[str, Any]:

@@ -387,7 +387,7 @@ class MetricsServer:
     Args:
         pieces: The page, piece by piece; others are served between two of them.
         not_ready: Returns why the daemon cannot serve what it should; nothing when it can.
-        leads: Returns whether it leads its group; None: it is in none.
+        leads: Returns whether it leads its group.
     """
 
     def __init__(
@@ -395,7 +395,7 @@ class MetricsServer:
         network: Network,
         pieces: Callable[[], Iterable[str]],
         not_ready: Callable[[], Sequence[str]] = tuple,
-        leads: Callable[[], bool] | None = None,
+        leads: Callable[[], bool] = lambda: False,
     ) -> None:
         self._network = network
         self._leads = leads
@@ -480,8 +480,7 @@ class MetricsServer:
             status = 503 if reasons else 200
             text = "".join(f"{reason}\n" for reason in reasons) or "ready\n"
         elif path == LEADER_PATH:
-            is_leader = self._leads is not None and self._leads()
-            status, text = (200, "leads\n") if is_leader else (503, "does not lead\n")
+            status, text = (200, "leads\n") if self._leads() else (503, "does not lead\n")
         elif path == PATH:
             try:
                 text, kind = await self._page(), CONTENT_TYPE

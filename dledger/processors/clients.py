@@ -257,27 +257,21 @@ class ClientsProcessor:
         limit=Limit.CLIENT,
         rule=needs(SUB, group="consumerGroup"),
     )
-    def consumer_list(self, _connection: Connection, command: RemotingCommand) -> Handled:
+    async def consumer_list(
+        self, _connection: Connection, command: RemotingCommand
+    ) -> RemotingCommand:
         """Answer 38, with the whole list: later where a new leader may not know all of it.
 
         Clients wait three seconds, and then keep the queues that they have.
         """
         name = ConsumerGroupHeader.decode(command.ext).consumer_group
-        if self._leads() and self._settling.holds(name, self._clock.monotonic()):
-            return self._list_when_settled(name, command)
-        return self._list(name, command)
-
-    async def _list_when_settled(self, name: str, command: RemotingCommand) -> RemotingCommand:
         while self._leads() and self._settling.holds(name, self._clock.monotonic()):
             await self._settled.wait()
-        return self._list(name, command)
-
-    def _list(self, name: str, command: RemotingCommand) -> RemotingCommand:
         if not self._leads():
-            return refusal(command, not_leader(self._group))
+            raise not_leader(self._group)
         group = self._clients.consumer_group(name)
         if group is None:
-            return refusal(command, bad_request(f"no consumer for this group, {name}"))
+            raise bad_request(f"no consumer for this group, {name}")
         body = ConsumerIdList([*group.client_ids])
         return response_to(command, ext={}, body=body.encode())
 

@@ -32,8 +32,12 @@ from dledger.commitlog.errors import MQError
 from dledger.jepsen_like.plans.modes import SIDE_MODES
 from dledger.jepsen_like.plans.plan import Plan
 from dledger.jepsen_like.seeded_rng import SimRng, rng_stream
-from dledger.jepsen_like.simulation.old_routes import OldRoutes
-from dledger.jepsen_like.simulation.side_services import HalfMessages, ManyQueues, OddMessages
+from dledger.jepsen_like.simulation.side_services import (
+    HalfMessages,
+    ManyQueues,
+    OddMessages,
+    OldRoutes,
+)
 from dledger.remoting.protocol.codes import RequestCode
 from dledger.remoting.protocol.command import request
 from dledger.remoting.protocol.headers import GetMaxOffsetHeader, UpdateConsumerOffsetHeader

@@ -28,7 +28,7 @@ GET = b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n"
 async def serving(
     pieces: Callable[[], Iterable[str]],
     not_ready: Callable[[], Sequence[str]] = tuple,
-    leads: Callable[[], bool] | None = None,
+    leads: Callable[[], bool] = lambda: False,
 ) -> AsyncIterator[MemoryNetwork]:
     network = MemoryNetwork()
     server = MetricsServer(network, pieces, not_ready, leads)
