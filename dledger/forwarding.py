@@ -41,6 +41,7 @@ from dledger.remoting.errors import RemotingError
 from dledger.remoting.protocol.codes import RequestCode, ResponseCode
 from dledger.remoting.protocol.command import (
     FLAG_ONEWAY,
+    OUR_LANGUAGE,
     RemotingCommand,
     SerializeType,
     request,
@@ -177,7 +178,7 @@ class Forwarder:
         self, connection: Connection, asked: RemotingCommand, refusal: RemotingCommand
     ) -> bool:
         """Return whether a request with this refusal is carried, and answered later."""
-        follows = asked.serialize is SerializeType.CBOR
+        follows = asked.language == OUR_LANGUAGE or asked.serialize is SerializeType.CBOR
         if follows or id(asked) in self._open or not _leads_not(refusal):
             return False
         size = memoryview(asked.body).nbytes

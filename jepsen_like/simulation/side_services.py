@@ -212,6 +212,7 @@ class OldRoutes:
             "old", OLD_TOPIC, "TBW102", 4, 0, 0, 0, 0, f"{PROPERTY_UNIQ_KEY}\x01{key}\x02"
         )
         sent = request(RequestCode.SEND_MESSAGE, header.encode(), key.encode())
+        sent.language = "JAVA"
         try:
             answer = await connection.invoke(sent, WITHIN_S)
         except MQError as error:

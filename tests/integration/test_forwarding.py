@@ -31,9 +31,16 @@ from dledger.testing import EmbeddedCluster, drain, embedded_cluster
 TOPIC = "Orders"
 
 
+def old(code: int, ext: dict[str, str], body: bytes = b"") -> RemotingCommand:
+    """Return a request of RocketMQ's Java client."""
+    command = request(code, ext, body)
+    command.language = "JAVA"
+    return command
+
+
 def send(number: int) -> RemotingCommand:
     """Return a send as RocketMQ's Java client writes it."""
-    return request(
+    return old(
         RequestCode.SEND_MESSAGE_V2,
         {
             "a": "orders", "b": TOPIC, "c": "TBW102", "d": "4", "e": "0", "f": "0",
@@ -112,7 +119,7 @@ async def test_requests_of_a_consumer_reach_the_leader() -> None:
         async def ask(
             code: int, ext: dict[str, str], body: bytes = b"", *, to: str = follower
         ) -> RemotingCommand:
-            answered = await client.invoke(address_of(cluster, to), request(code, ext, body), 30)
+            answered = await client.invoke(address_of(cluster, to), old(code, ext, body), 30)
             assert answered.code == 0, answered
             return answered
 
@@ -132,7 +139,7 @@ async def test_requests_of_a_consumer_reach_the_leader() -> None:
         lock = LockBatchRequestBody("readers", "c1", mq_set=[queue])
         locked = await ask(RequestCode.LOCK_BATCH_MQ, {}, lock.encode())
         assert LockBatchResponseBody.decode(locked.body).lock_ok_mq_set == [queue]
-        commit = request(RequestCode.UPDATE_CONSUMER_OFFSET, {**place, "commitOffset": "1"})
+        commit = old(RequestCode.UPDATE_CONSUMER_OFFSET, {**place, "commitOffset": "1"})
         await client.invoke_oneway(address_of(cluster, follower), commit)
         read = await ask(RequestCode.QUERY_CONSUMER_OFFSET, place)
         assert read.ext["offset"] == "1"
@@ -154,12 +161,11 @@ async def test_member_that_stops_serves_old_clients_until_they_left() -> None:
     ):
         stopped = await cluster.leader()
         address = address_of(cluster, stopped)
-        beat = request(
+        beat = old(
             RequestCode.HEART_BEAT,
             {},
             HeartbeatData("c1", producer_data_set=[ProducerData("orders")]).encode(),
         )
-        beat.language = "JAVA"
         assert (await client.invoke(address, beat, 30)).code == 0
         has_ended = trio.Event()
 

@@ -42,13 +42,20 @@ FOLLOWER = ("127.0.0.1", 1)
 LEADERS = (("127.0.0.1", 2), ("127.0.0.1", 3))
 
 
+def old(code: int, ext: dict[str, str] | None = None, body: bytes = b"") -> RemotingCommand:
+    """Return a request of a client that finds leaders by its route alone."""
+    command = request(code, ext, body)
+    command.language = "JAVA"
+    return command
+
+
 def send(name: str = "a", **changes: str) -> RemotingCommand:
     """Return a send as RocketMQ's clients write it, with its UNIQ_KEY."""
     fields = {
         "a": "p", "b": "T", "c": "TBW102", "d": "4", "e": "0", "f": "0", "g": "1", "h": "0",
         "i": f"UNIQ_KEY\x01{name}\x02", "j": "0", "k": "false", "m": "false",
     }  # fmt: skip
-    return request(SEND, {**fields, **changes}, name.encode())
+    return old(SEND, {**fields, **changes}, name.encode())
 
 
 def stamp_of(command: RemotingCommand) -> tuple[str, ...]:
@@ -152,9 +159,9 @@ async def served(*, stamps: bool = True) -> AsyncIterator[World]:
         nursery.cancel_scope.cancel()
 
 
-@pytest.mark.parametrize("command", [send(), request(PULL, {"topic": "T"}, b"a"), request(BACK)])
+@pytest.mark.parametrize("command", [send(), old(PULL, {"topic": "T"}, b"a"), old(BACK)])
 async def test_request_is_answered_by_the_leader(command: RemotingCommand) -> None:
-    command.version, command.language = 401, "JAVA"
+    command.version = 401
     async with served() as world:
         world.lead(0)
         answered = await world.ask(command)
@@ -167,11 +174,16 @@ async def test_request_is_answered_by_the_leader(command: RemotingCommand) -> No
     assert got.serialize is SerializeType.CBOR
 
 
-async def test_client_that_follows_gets_the_refusal() -> None:
+@pytest.mark.parametrize(
+    ("language", "serialize"), [("JAVA", SerializeType.CBOR), ("PYTHON", SerializeType.JSON)]
+)
+async def test_client_that_follows_gets_the_refusal(
+    language: str, serialize: SerializeType
+) -> None:
     async with served() as world:
         world.lead(0)
         command = send()
-        command.serialize = SerializeType.CBOR
+        command.language, command.serialize = language, serialize
         answered = await world.ask(command)
         assert (answered.code, answered.ext["leaderAddr"]) == (14, "127.0.0.1:2")
         assert world.leaders[0].got == []
@@ -180,7 +192,7 @@ async def test_client_that_follows_gets_the_refusal() -> None:
 async def test_request_waits_for_a_leader_and_not_without_end() -> None:
     async with served() as world, trio.open_nursery() as nursery:
         began = trio.current_time()
-        refused = await world.ask(request(PULL))
+        refused = await world.ask(old(PULL))
         assert (refused.code, refused.ext["outcome"]) == (14, "not_stored")
         assert trio.current_time() - began == pytest.approx(LEADER_WITHIN_S)
         nursery.start_soon(world.ask, send())
@@ -216,7 +228,7 @@ async def test_send_is_repeated_under_its_stamp_after_a_kill() -> None:
 @pytest.mark.parametrize(
     ("command", "stamps"),
     [
-        (request(BACK, {"group": "g"}), True),
+        (old(BACK, {"group": "g"}), True),
         (send(), False),
         (send(Signature="s", AccessKey="k"), True),
         (send(i=""), True),
@@ -256,7 +268,7 @@ async def test_read_is_repeated_at_the_next_leader() -> None:
             world.lead(1)
 
         nursery.start_soon(kill)
-        assert (await world.ask(request(PULL))).code == 0
+        assert (await world.ask(old(PULL))).code == 0
         assert len(world.leaders[1].got) == 1
 
 
@@ -375,13 +387,13 @@ async def test_more_than_is_carried_at_a_time_is_refused(monkeypatch: pytest.Mon
             codes.append(call.response.code)
 
         for _ in range(3):
-            connection.start(request(PULL), ended)
+            connection.start(old(PULL), ended)
         await trio.testing.wait_all_tasks_blocked()
         assert codes == [14]
         assert world.group.service_counts.forwarded == {"taken": 2, "repeated": 0, "refused": 1}
         monkeypatch.setattr(forwarding, "FORWARDED_REQUESTS_MAX", 9)
         monkeypatch.setattr(forwarding, "FORWARDED_BYTES_MAX", 3)
-        connection.start(request(PULL, {}, b"four"), ended)
+        connection.start(old(PULL, {}, b"four"), ended)
         await trio.testing.wait_all_tasks_blocked()
         assert codes == [14, 14]
         await trio.sleep(LEADER_WITHIN_S + 0.1)
@@ -392,7 +404,7 @@ async def test_more_than_is_carried_at_a_time_is_refused(monkeypatch: pytest.Mon
 async def test_one_way_request_is_carried_without_an_answer() -> None:
     async with served() as world:
         world.lead(0)
-        await world.client.invoke_oneway("127.0.0.1:1", request(PULL))
+        await world.client.invoke_oneway("127.0.0.1:1", old(PULL))
         await trio.testing.wait_all_tasks_blocked()
         assert len(world.leaders[0].got) == 1
         assert world.leaders[0].got[0].is_oneway
