@@ -104,7 +104,7 @@ class ClientQueriesProcessor:
         found |= {
             group.name for group in self._clients.consumer_groups if topic in group.subscriptions
         }
-        return response_to(command, body=bodies.GroupList(list(found)).encode())
+        return response_to(command, body=bodies.GroupList(sorted(found)).encode())
 
     @handles(RequestCode.QUERY_TOPICS_BY_CONSUMER, limit=Limit.ADMIN, rule=SIGNED)
     def topics_of_consumer(self, _connection: Connection, command: RemotingCommand) -> Handled:
@@ -114,7 +114,7 @@ class ClientQueriesProcessor:
         online = self._clients.consumer_group(name)
         if online is not None:
             found |= set(online.subscriptions)
-        return response_to(command, body=bodies.TopicList(list(found)).encode())
+        return response_to(command, body=bodies.TopicList(sorted(found)).encode())
 
     @handles(RequestCode.QUERY_SUBSCRIPTION_BY_CONSUMER, limit=Limit.ADMIN, rule=SIGNED)
     def subscription(self, _connection: Connection, command: RemotingCommand) -> Handled:
