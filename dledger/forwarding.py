@@ -94,6 +94,13 @@ _NEXT_TIME: Final = frozenset({Condition.SEQUENCE_GAP, Condition.SEQUENCE_UNDECI
 """Reasons for which a stamped send comes again: one before it has to come first, or it is on its
 way itself."""
 
+LOOK_S: Final = 0.5
+"""How often this member looks whether it stood still itself."""
+
+STALE_S: Final = 1.0
+"""For so long after it stood still, requests may have waited in its sockets: their clients have
+given them up and sent them again, so they are refused."""
+
 STAMPED: Final = frozenset(
     {RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE}
 )
@@ -166,6 +173,8 @@ class Forwarder:
     _leader: str | None = None
     _former_until_s: dict[str, float] = field(default_factory=dict)
     _pause_until_s: float = 0.0
+    _ran_s: float = math.inf
+    _stale_until_s: float = 0.0
     _moved: Wakeup = field(default_factory=Wakeup)
 
     def __post_init__(self) -> None:
@@ -181,9 +190,10 @@ class Forwarder:
         follows = asked.language == OUR_LANGUAGE or asked.serialize is SerializeType.CBOR
         if follows or id(asked) in self._open or not _leads_not(refusal):
             return False
-        size = memoryview(asked.body).nbytes
+        size, now = memoryview(asked.body).nbytes, self._now()
         if (
-            len(self._open) >= FORWARDED_REQUESTS_MAX
+            now < self._stale_until_s
+            or len(self._open) >= FORWARDED_REQUESTS_MAX
             or self.size_bytes + size > FORWARDED_BYTES_MAX
         ):
             self._counts["refused"] += 1
@@ -198,7 +208,7 @@ class Forwarder:
             refusal,
             _copy_of(asked),
             size,
-            self._clock.monotonic() + LEADER_WITHIN_S,
+            now + LEADER_WITHIN_S,
             is_stamped or asked.code in self._repeatable,
             lane if is_stamped else None,
         )
@@ -207,6 +217,14 @@ class Forwarder:
         self._waiting[carried] = None
         self._moved.set()
         return True
+
+    def _now(self) -> float:
+        """Return the time, and note whether this member has stood still."""
+        now = self._clock.monotonic()
+        if now - self._ran_s > LEADER_WITHIN_S:
+            self._stale_until_s = now + STALE_S
+        self._ran_s = now
+        return now
 
     def role_changed(self) -> None:
         """Go to a new leader; to be put into the group's `on_role_change`."""
@@ -220,7 +238,7 @@ class Forwarder:
         """
         while True:
             await self._moved.wait_or(self._clock, self._next_look_s())
-            now = self._clock.monotonic()
+            now = self._now()
             self._note_leader(now)
             while self._waiting and (carried := next(iter(self._waiting))).deadline_s <= now:
                 self._give_up(carried)
@@ -231,12 +249,12 @@ class Forwarder:
     def _next_look_s(self) -> float:
         """Return for how long nothing is to be done."""
         now = self._clock.monotonic()
-        times = [*self._former_until_s.values()]
+        times = [now + LOOK_S, *self._former_until_s.values()]
         if self._waiting:
             times.append(next(iter(self._waiting)).deadline_s)  # it waits longest
             if self._pause_until_s > now:
                 times.append(self._pause_until_s)
-        return max(0.0, min(times, default=math.inf) - now)
+        return max(0.0, min(times) - now)
 
     def _pause(self) -> None:
         self._pause_until_s = self._clock.monotonic() + PAUSE_S

@@ -104,6 +104,15 @@ class Leader:
             connection.close("killed")
 
 
+class Clock(VirtualClock):
+    """Virtual time that a test may let pass while nothing runs."""
+
+    stood_still_s = 0.0
+
+    def monotonic(self) -> float:
+        return super().monotonic() + self.stood_still_s
+
+
 @dataclass
 class World:
     """A follower that clients talk to, and two members that may lead."""
@@ -113,6 +122,7 @@ class World:
     group: Any
     leaders: list[Leader]
     client: RemotingClient
+    clock: Clock
 
     def lead(self, number: int | None) -> None:
         """Let a member lead from now on, as the follower knows it."""
@@ -125,7 +135,7 @@ class World:
 
 @asynccontextmanager
 async def served(*, stamps: bool = True) -> AsyncIterator[World]:
-    network, clock = MemoryNetwork(), VirtualClock()
+    network, clock = MemoryNetwork(), Clock()
     group: Any = SimpleNamespace(leader_address=None, term=3, service_counts=ServiceCounts())
     codes: Iterable[int] = (SEND, PULL, BACK, RequestCode.OPEN_PRODUCER)
     async with trio.open_nursery() as nursery:
@@ -155,7 +165,7 @@ async def served(*, stamps: bool = True) -> AsyncIterator[World]:
         nursery.start_soon(forwarder.run)
         follower = await serve(FOLLOWER, refuse)
         follower.carry = forwarder.take
-        yield World(follower, forwarder, group, leaders, RemotingClient(nursery, network))
+        yield World(follower, forwarder, group, leaders, RemotingClient(nursery, network), clock)
         nursery.cancel_scope.cancel()
 
 
@@ -285,6 +295,17 @@ async def test_frozen_former_leader_holds_no_request() -> None:
         began = trio.current_time()
         assert (await world.ask(send())).code == 0
         assert trio.current_time() - began == pytest.approx(5 + forwarding.FORMER_WITHIN_S, abs=0.2)
+
+
+async def test_what_waited_while_the_member_stood_still_is_refused() -> None:
+    async with served() as world:
+        world.lead(0)
+        assert (await world.ask(send())).code == 0
+        world.clock.stood_still_s += 20
+        assert (await world.ask(send())).ext["outcome"] == "not_stored"
+        assert len(world.leaders[0].got) == 1
+        await trio.sleep(forwarding.STALE_S)
+        assert (await world.ask(send())).code == 0
 
 
 async def test_refusal_by_one_that_leads_not_is_tried_again() -> None:
