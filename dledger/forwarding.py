@@ -332,32 +332,23 @@ class Forwarder:
     # ------------------------------------------------------------------------------ answers
 
     def _ended(self, carried: _Carried, call: Call) -> None:
-        response = call.response
+        response, lane = call.response, carried.lane
         if response is None:
-            self._note_loss(carried, was_handed=call.was_handed)
-        elif _leads_not(response) or GO_AWAY_FIELD in response.ext:
+            return self._note_loss(carried, was_handed=call.was_handed)
+        ext, reason = response.ext, response.ext.get(REASON_FIELD)
+        is_open = ext.get(OUTCOME_FIELD) == "unknown" and ext.get(RETRIABLE_FIELD) == "true"
+        if _leads_not(response) or GO_AWAY_FIELD in ext:
             carried.refusal = response
-            self._wait_again(carried)
-        elif response.ext.get(REASON_FIELD) in _NEXT_TIME:
-            self._wait_again(carried)
-        elif (
-            response.ext.get(REASON_FIELD) == Condition.PRODUCER_UNKNOWN
-            and carried.lane is not None
-            and not carried.is_uncertain
-        ):
-            self._leave_session(carried, carried.lane)
-        elif (
-            carried.is_repeatable
-            and response.ext.get(OUTCOME_FIELD) == "unknown"
-            and response.ext.get(RETRIABLE_FIELD) == "true"
-        ):
+        elif reason == Condition.PRODUCER_UNKNOWN and lane and not carried.is_uncertain:
+            self._leave_session(carried, lane)
+        elif carried.is_repeatable and is_open:
             carried.is_uncertain = True
-            self._wait_again(carried)
-        else:
-            ext, body = response.ext, response.body
-            self._finish(
-                carried, response_to(carried.asked, response.code, response.remark, ext, body)
+        elif reason not in _NEXT_TIME:
+            code, remark = response.code, response.remark
+            return self._finish(
+                carried, response_to(carried.asked, code, remark, ext, response.body)
             )
+        return self._wait_again(carried)
 
     def _leave_session(self, carried: _Carried, lane: _Lane) -> None:
         """Let a send wait for another session: the leader does not know the one it came under."""
@@ -369,7 +360,6 @@ class Forwarder:
                 if one.is_uncertain and one in self._waiting:
                     self._give_up(one)  # another session would store it a second time
         carried.sequence = -1
-        self._wait_again(carried)
 
     def _note_loss(self, carried: _Carried, *, was_handed: bool) -> None:
         if was_handed:
