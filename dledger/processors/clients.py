@@ -265,8 +265,9 @@ class ClientsProcessor:
         Clients wait three seconds, and then keep the queues that they have.
         """
         name = ConsumerGroupHeader.decode(command.ext).consumer_group
-        while self._leads() and self._settling.holds(name, self._clock.monotonic()):
-            await self._settled.wait()
+        while self._leads() and self._settling.holds(name, now := self._clock.monotonic()):
+            with self._clock.time_out((self._settling.until_s or now) - now):
+                await self._settled.wait()
         if not self._leads():
             raise not_leader(self._group)
         group = self._clients.consumer_group(name)

@@ -34,7 +34,7 @@ def pages(monkeypatch: pytest.MonkeyPatch) -> Pages:
     found: Pages = {}
 
     class Page:
-        def __init__(self, _: object, pieces: Any, _ready: object) -> None:
+        def __init__(self, _: object, pieces: Any, *_probes: object) -> None:
             found[id(pieces.__self__._group)] = pieces
 
         async def serve_if_free(self, *_: object) -> bool:

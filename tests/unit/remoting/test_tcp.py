@@ -214,6 +214,7 @@ async def main():
     listener = await TcpNetwork().listen("127.0.0.1", 0)
     print(listener.address[1], flush=True)
     accepted = await listener.accept()
+    await accepted.receive_some(1)
     if sys.argv[1] == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
     await accepted.send_all(b"goodbye")
@@ -232,6 +233,7 @@ async def test_accepted_connection_is_reset_by_a_kill_alone(end: str) -> None:
     port = int(await process.stdout.receive_some(16))
     with trio.fail_after(60):
         stream = await TcpNetwork().connect("127.0.0.1", port, timeout_s=60)
+        await stream.send_all(b".")
         if end == "killed":
             with pytest.raises(trio.BrokenResourceError, match="reset"):
                 await stream.receive_some(16)
