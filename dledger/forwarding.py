@@ -95,7 +95,7 @@ _NEXT_TIME: Final = frozenset({Condition.SEQUENCE_GAP, Condition.SEQUENCE_UNDECI
 way itself."""
 
 LOOK_S: Final = 0.5
-"""How often this member looks whether it stood still itself."""
+"""How often this member checks whether it stood still itself."""
 
 STALE_S: Final = 1.0
 """For so long after it stood still, requests may have waited in its sockets: their clients have
