@@ -51,12 +51,16 @@ async def several_groups(ground: Ground) -> AsyncIterator[Round]:
     async def play(number: int) -> None:
         bodies = [b"%d-%d" % (number, each) for each in range(8)]
         results = [await ground.producer.send(Message("both", body)) for body in bodies]
+        # One that was slow to answer is left out for a while.
+        while OTHER_GROUP not in {result.message_queue.broker_name for result in results}:
+            bodies.append(b"%d-%d" % (number, len(bodies)))
+            results.append(await ground.producer.send(Message("both", bodies[-1])))
+            await trio.sleep(LOOK_S)
         there = await tail.until(bodies)
         said = {
             (r.message_queue.broker_name, r.message_queue.queue_id, r.queue_offset) for r in results
         }
         assert {(m.broker_name, m.queue_id, m.queue_offset) for m in there} == said
-        assert OTHER_GROUP in {broker_name for broker_name, *_ in said}
 
     yield play
 
