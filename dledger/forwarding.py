@@ -98,13 +98,11 @@ LOOK_S: Final = 0.5
 """How often this member checks whether it stood still itself."""
 
 STALE_S: Final = 1.0
-"""For so long after it stood still, requests may have waited in its sockets: their clients have
-given them up and sent them again, so they are refused."""
+"""How long it refuses then: what waited in its sockets its clients have given up and sent again."""
 
 STAMPED: Final = frozenset(
     {RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE}
 )
-
 
 _LANE: Final = "lane of forwarded sends"
 """Attribute of a connection."""
@@ -358,7 +356,7 @@ class Forwarder:
             for one in sends.values():
                 one.sequence = -1
                 if one.is_uncertain and one in self._waiting:
-                    self._give_up(one)  # another session would store it a second time
+                    self._give_up(one)
         carried.sequence = -1
 
     def _note_loss(self, carried: _Carried, *, was_handed: bool) -> None:
@@ -370,10 +368,12 @@ class Forwarder:
         self._wait_again(carried)
 
     def _wait_again(self, carried: _Carried) -> None:
+        if carried.is_uncertain and carried.lane and carried.sequence < 0:
+            return self._give_up(carried)  # another session would store it a second time
         carried.deadline_s = self._clock.monotonic() + LEADER_WITHIN_S
         self._counts["repeated"] += 1
         self._waiting[carried] = None
-        self._pause()
+        return self._pause()
 
     def _give_up(self, carried: _Carried) -> None:
         """Answer with what is known: refused, or, where a leader may have got it, unknown."""
