@@ -15,11 +15,11 @@ from dledger.client.core.route import MessageQueue
 from dledger.client.producer.producer import Producer
 from dledger.commitlog.entry import RecordBatch
 from dledger.jepsen_like.checkers.all_checks import check_everything
-from dledger.jepsen_like.plans.draw import SHAPES, add_mode, draw_plan
+from dledger.jepsen_like.plans.draw import SHAPES
 from dledger.jepsen_like.plans.modes import SETTING_MODES, SIDE_MODES, STEP_MODES, in_modes
 from dledger.jepsen_like.plans.plan import Kind, Plan, Settings, Step, Workload
 from dledger.jepsen_like.plans.promised import promised
-from dledger.jepsen_like.simulation import side_services
+from dledger.jepsen_like.simulation import side_services, side_work
 from dledger.jepsen_like.simulation.play import play
 from dledger.processors import groups
 from dledger.processors.wiring import REPEATABLE
@@ -87,7 +87,16 @@ def test_a_change_of_a_group_that_is_not_stored_is_found(monkeypatch: pytest.Mon
 def test_send_that_is_repeated_without_a_stamp_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(forwarding, "_can_be_stamped", lambda _: False)
     monkeypatch.setattr(broker, "REPEATABLE", REPEATABLE | forwarding.STAMPED)
-    assert broken(play(add_mode(draw_plan(900, 400.0), 900, "old_routes"))) == {"side_work"}
+    monkeypatch.setattr(side_work, "PAUSE_S", 0.2)
+    steps = tuple(
+        Step(at, Kind.ISOLATE if at % 2 else Kind.KILL, "leader", 3_000)
+        for at in range(10_001, 100_000, 4_001)
+    )
+    plans = (
+        in_modes(Plan(n, 100_000, steps, workload=PLAN.workload), ("old_routes",))
+        for n in range(8, 16)
+    )
+    assert any(broken(play(plan)) == {"side_work"} for plan in plans)
 
 
 @pytest.mark.hunt
