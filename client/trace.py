@@ -22,11 +22,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from enum import Enum
-from types import TracebackType
-from typing import Any, Final, NamedTuple, Protocol, Self
+from typing import Any, Final, NamedTuple, Protocol
 
 import trio
 
@@ -106,7 +105,8 @@ class TraceContext:
     context_code: int = 0
 
 
-def _java_bool(value: bool) -> str:
+def java_bool(value: bool) -> str:
+    """Return *value* as Java writes it."""
     return "true" if value else "false"
 
 
@@ -136,7 +136,7 @@ _REGION: Final = _Field("region_id", False, _or_null)
 _GROUP: Final = _Field("group_name", False)
 _REQUEST: Final = _Field("request_id", False)
 _COST: Final = _Field("cost_time_ms", False, read=whole_number)
-_SUCCESS: Final = _Field("is_success", False, _java_bool, _is_true)
+_SUCCESS: Final = _Field("is_success", False, java_bool, _is_true)
 _CODE: Final = _Field("context_code", False, read=whole_number)
 _TOPIC: Final = _Field("topic", True)
 _ID: Final = _Field("msg_id", True)
@@ -149,7 +149,7 @@ _PLACE: Final = _Field("offset_msg_id", True)
 _RETRIES: Final = _Field("retry_times", True, read=whole_number)
 _TRANSACTION: Final = _Field("transaction_id", True)
 _STATE: Final = _Field("transaction_state", True)
-_CHECK: Final = _Field("from_transaction_check", True, _java_bool, _is_true)
+_CHECK: Final = _Field("from_transaction_check", True, java_bool, _is_true)
 
 _OF_MESSAGE: Final = (_TIME, _REGION, _GROUP, _TOPIC, _ID, _TAGS, _KEYS, _HOST)
 _FIELDS: Final = {
@@ -250,19 +250,8 @@ class TraceCounters:
     failed: int = 0
 
 
-class TraceSender(Protocol):
+class TraceSender(AbstractAsyncContextManager[object], Protocol):
     """Sends trace messages: a `Producer` that is not open yet and has no hooks of its own."""
-
-    async def __aenter__(self) -> Self:
-        """Open it."""
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> bool | None:
-        """Close it."""
 
     async def send(self, message: Message, *, timeout_s: float | None = None) -> SendResult:
         """Send *message* and return when it is stored."""
@@ -366,12 +355,12 @@ _STATES: Final = {
 }
 
 
+@dataclass(eq=False, repr=False)
 class SendMessageTraceHook:
     """Traces messages that are stored; of a batch each for itself, so that each is found."""
 
-    def __init__(self, dispatcher: TraceDispatcher, clock: Clock) -> None:
-        self._dispatcher = dispatcher
-        self._clock = clock
+    _dispatcher: TraceDispatcher
+    _clock: Clock
 
     def send_message_before(self, context: SendMessageContext) -> None:
         """Note when it began."""
@@ -476,12 +465,12 @@ class ConsumeMessageTraceHook:
         )
 
 
+@dataclass(eq=False, repr=False)
 class EndTransactionTraceHook:
     """Traces decisions over transactions."""
 
-    def __init__(self, dispatcher: TraceDispatcher, clock: Clock) -> None:
-        self._dispatcher = dispatcher
-        self._clock = clock
+    _dispatcher: TraceDispatcher
+    _clock: Clock
 
     def end_transaction(self, context: EndTransactionContext) -> None:
         """Trace it."""

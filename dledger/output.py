@@ -6,6 +6,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from enum import IntEnum
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, get_args
 
@@ -41,6 +42,18 @@ class CliError(MQError):
     ) -> None:
         super().__init__(f"{message}; {next_step}" if next_step else message)
         self.exit_code = exit_code
+
+
+def leaves_of(error: BaseException) -> list[BaseException]:
+    """Return the errors in a group of errors, whatever its depth; of another error itself. Pure."""
+    if not isinstance(error, BaseExceptionGroup):
+        return [error]
+    return [leaf for inner in error.exceptions for leaf in leaves_of(inner)]
+
+
+def utc(at_ms: int, *, to: str = "milliseconds") -> str:
+    """Return a time, in milliseconds since the epoch, as text. Pure."""
+    return datetime.fromtimestamp(at_ms / 1000, UTC).isoformat(timespec=to)
 
 
 Output = Annotated[

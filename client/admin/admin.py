@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-import msgspec
-import trio
-
 from dledger.client.admin.access import AccessAdmin
-from dledger.client.admin.daemons import LEADER_WAIT_S, DaemonQueries, checked
-from dledger.client.admin.groups import GroupAdmin, sdk_queue
+from dledger.client.admin.daemons import LEADER_WAIT_S, DaemonQueries, ask_each, checked
+from dledger.client.admin.groups import GroupAdmin
 from dledger.client.admin.messages import DeadLetters, MessageQueries
+from dledger.client.core.broker_requests import sdk_queue
 from dledger.client.core.errors import (
     ClientError,
     ConfirmationNeededError,
@@ -20,20 +18,18 @@ from dledger.client.core.errors import (
     NoRouteError,
     RequestFailedError,
 )
+from dledger.client.core.leaders import status_in
 from dledger.client.core.route import DEFAULT_TOPIC, MessageQueue
+from dledger.remoting.protocol.bodies import TopicConfig as TopicConfig
 from dledger.remoting.protocol.bodies import (
-    ConsumeStats,
-    OffsetWrapper,
     TopicConfigSerializeWrapper,
     TopicStatsTable,
 )
-from dledger.remoting.protocol.bodies import TopicConfig as TopicConfig
 from dledger.remoting.protocol.codes import RequestCode, ResponseCode
 from dledger.remoting.protocol.command import request
 from dledger.remoting.protocol.headers import (
     CreateTopicHeader,
     DeleteTopicInNamesrvHeader,
-    GetConsumeStatsHeader,
     TopicHeader,
 )
 from dledger.remoting.protocol.own_fields import CONFIRMED_FIELD, Unreadable
@@ -92,6 +88,20 @@ def judge_group(broker_name: str, members: Mapping[str, Mapping[str, Any] | None
     )
 
 
+async def member_statuses(
+    admin: Admin, addresses: Collection[str], *, timeout_s: float = STATUS_TIMEOUT_S
+) -> dict[str, dict[str, Any] | None]:
+    """Return what each broker reports of its part in its group; None: it does not answer."""
+
+    async def ask(address: str) -> dict[str, Any] | None:
+        try:
+            return await admin.raft_status(address, timeout_s=timeout_s)
+        except ClientError:
+            return None
+
+    return await ask_each(ask, addresses)
+
+
 class Admin(DaemonQueries, GroupAdmin, MessageQueries, DeadLetters, AccessAdmin):
     """Administration through a client instance. Holds nothing open of its own."""
 
@@ -108,16 +118,7 @@ class Admin(DaemonQueries, GroupAdmin, MessageQueries, DeadLetters, AccessAdmin)
             BrokerUnreachableError: It cannot be asked.
         """
         answer = await self._instance.ask(address, RequestCode.RAFT_STATUS, timeout_s=timeout_s)
-        checked(answer, f"raft status of {address}")
-        status: dict[str, Any] = dict(answer.ext)
-        if memoryview(answer.body).nbytes:
-            try:
-                status.update(msgspec.json.decode(answer.body, type=dict[str, Any]))
-            except (msgspec.DecodeError, UnicodeDecodeError) as error:
-                raise RequestFailedError(
-                    f"raft status of {address} cannot be read: {error}", code=answer.code
-                ) from error
-        return status
+        return status_in(checked(answer, f"raft status of {address}"), address)
 
     async def change_members(
         self, broker_name: str, op: str, name: str = "", address: str = ""
@@ -150,23 +151,14 @@ class Admin(DaemonQueries, GroupAdmin, MessageQueries, DeadLetters, AccessAdmin)
         Raises:
             NoNameServerError: None answers.
         """
-        info = await self.cluster_info()
-        said: dict[str, dict[str, Mapping[str, Any] | None]] = {
-            name: dict.fromkeys(group.broker_addrs.values())
-            for name, group in sorted(info.broker_addr_table.items())
+        table = (await self.cluster_info()).broker_addr_table
+        statuses = await member_statuses(
+            self, [address for group in table.values() for address in group.broker_addrs.values()]
+        )
+        return {
+            name: judge_group(name, {a: statuses[a] for a in group.broker_addrs.values()})
+            for name, group in sorted(table.items())
         }
-
-        async def ask(name: str, address: str) -> None:
-            try:
-                said[name][address] = await self.raft_status(address)
-            except ClientError:
-                said[name][address] = None
-
-        async with trio.open_nursery() as nursery:
-            for name, members in said.items():
-                for address in members:
-                    nursery.start_soon(ask, name, address)
-        return {name: judge_group(name, members) for name, members in said.items()}
 
     # ------------------------------------------------------------------------------ topics
 
@@ -403,24 +395,6 @@ class Admin(DaemonQueries, GroupAdmin, MessageQueries, DeadLetters, AccessAdmin)
                 for queue, bounds in TopicStatsTable.decode(answer.body).offset_table.items()
             }
         return dict(sorted(found.items()))
-
-    async def consume_stats(self, group: str, topic: str) -> dict[MessageQueue, OffsetWrapper]:
-        """Return how far a group is in each queue of *topic*.
-
-        Raises:
-            NoRouteError, NoNameServerError: No NameServer knows the topic, or none answers.
-            RequestFailedError, BrokerUnreachableError: A leader does not say.
-        """
-        route = await self.topic_route(topic)
-        found: dict[MessageQueue, OffsetWrapper] = {}
-        for name in sorted({queue.broker_name for queue in route.subscribe_queues}):
-            header = GetConsumeStatsHeader(group, topic)
-            answer = await self._ask_leader(
-                name, RequestCode.GET_CONSUME_STATS, header.encode(), topic=topic
-            )
-            table = ConsumeStats.decode(answer.body).offset_table
-            found |= {sdk_queue(queue): progress for queue, progress in table.items()}
-        return found
 
     # ------------------------------------------------------------------------------ inside
 

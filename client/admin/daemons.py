@@ -5,9 +5,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextlib import suppress
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 import trio
@@ -40,6 +40,29 @@ ADMIN_TIMEOUT_S: Final = 10.0
 LEADER_WAIT_S: Final = 5.0
 """For a first leader; an election takes less than a second."""
 LEADER_POLL_S: Final = 0.1
+ASKED_AT_ONCE: Final = 16
+"""Requests of one look that are out together: a topic may have a thousand queues."""
+
+
+K = TypeVar("K")
+T = TypeVar("T")
+
+
+async def ask_each(
+    question: Callable[[K], Awaitable[T]], keys: Collection[K], at_once: int = ASKED_AT_ONCE
+) -> dict[K, T]:
+    """Return the answer to *question* about each key, in their order; asked side by side."""
+    found: dict[K, T] = {}
+    limiter = trio.CapacityLimiter(at_once)
+
+    async def ask(key: K) -> None:
+        async with limiter:
+            found[key] = await question(key)
+
+    async with trio.open_nursery() as nursery:
+        for key in keys:
+            nursery.start_soon(ask, key)
+    return {key: found[key] for key in keys}
 
 
 class LeaderAsks:
@@ -118,6 +141,7 @@ class LeaderAsks:
         topic: str = DEFAULT_TOPIC,
         also: tuple[ResponseCode, ...] = (),
         what: str | None = None,
+        changes: bool = False,
     ) -> RemotingCommand:
         """Return what the leader of a group answers, a success or one of the codes *also*.
 
@@ -126,7 +150,7 @@ class LeaderAsks:
         Raises RequestFailedError, BrokerUnreachableError: it refuses, or none answers.
         """
         answer = await self._instance.ask_leader(
-            name, code, ext, body, topic=topic, timeout_s=ADMIN_TIMEOUT_S
+            name, code, ext, body, topic=topic, timeout_s=ADMIN_TIMEOUT_S, changes=changes
         )
         if answer.code not in also:
             asked = code.name if topic == DEFAULT_TOPIC else f"{code.name} of {topic}"
@@ -181,16 +205,7 @@ class LeaderAsks:
         known = await self._learn_leaders()
         chosen = list(names if names is not None else known or await self._wait_leaders())
         for name in chosen:
-            answer = await self._instance.ask_leader(
-                name,
-                code,
-                dict(ext),
-                body,
-                topic=DEFAULT_TOPIC,
-                timeout_s=ADMIN_TIMEOUT_S,
-                changes=True,
-            )
-            checked(answer, f"{what} on {name}")
+            await self._ask_leader(name, code, ext, body, what=what, changes=True)
         return chosen
 
 
@@ -315,20 +330,14 @@ class DaemonQueries(LeaderAsks):
 
         NameServers know nothing of each other, so one may know fewer than another.
         """
-        found: dict[str, ClusterInfo | None] = dict.fromkeys(
-            self._instance.name_servers.list.addresses
-        )
 
-        async def ask(address: str) -> None:
+        async def ask(address: str) -> ClusterInfo | None:
             try:
-                found[address], _ = await self.name_server_view(address)
+                return (await self.name_server_view(address))[0]
             except (ClientError, BadRequestError):
-                return
+                return None
 
-        async with trio.open_nursery() as nursery:
-            for address in found:
-                nursery.start_soon(ask, address)
-        return found
+        return await ask_each(ask, self.name_servers)
 
     async def set_write_perm(self, broker_name: str, is_writable: bool) -> dict[str, int]:
         """Let producers send to a broker group, or keep them away, in every NameServer.
@@ -341,15 +350,12 @@ class DaemonQueries(LeaderAsks):
         """
         counts: dict[str, int] = {}
         ext = {"brokerName": broker_name}
+        add, wipe = RequestCode.ADD_WRITE_PERM_OF_BROKER, RequestCode.WIPE_WRITE_PERM_OF_BROKER
+        code = add if is_writable else wipe
         for address in self._instance.name_servers.list.addresses:
+            said = (await self._ask_name_server_at(address, code, ext)).ext
             if is_writable:
-                answer = await self._ask_name_server_at(
-                    address, RequestCode.ADD_WRITE_PERM_OF_BROKER, ext
-                )
-                counts[address] = AddWritePermResponseHeader.decode(answer.ext).add_topic_count
+                counts[address] = AddWritePermResponseHeader.decode(said).add_topic_count
             else:
-                answer = await self._ask_name_server_at(
-                    address, RequestCode.WIPE_WRITE_PERM_OF_BROKER, ext
-                )
-                counts[address] = WipeWritePermResponseHeader.decode(answer.ext).wipe_topic_count
+                counts[address] = WipeWritePermResponseHeader.decode(said).wipe_topic_count
         return counts

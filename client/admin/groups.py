@@ -5,14 +5,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 
-import trio
-
-from dledger.client.admin.daemons import LeaderAsks, checked
+from dledger.client.admin.daemons import LeaderAsks, ask_each, checked
 from dledger.client.consumer.offsets import BrokerOffsets
+from dledger.client.consumer.pull_consumer import PullConsumer
+from dledger.client.core.broker_requests import sdk_queue
 from dledger.client.core.client_instance import ClientInstance
 from dledger.client.core.errors import ClientError, RequestFailedError
 from dledger.client.core.route import DEFAULT_TOPIC, MessageQueue
@@ -24,19 +25,13 @@ from dledger.remoting.protocol.headers import (
     ConsumerGroupHeader,
     GetBrokerConsumeStatsHeader,
     GetConsumeStatsHeader,
-    GetMaxOffsetHeader,
-    OffsetResponseHeader,
     ProducerGroupHeader,
-    QueueHeader,
     ResetOffsetHeader,
-    SearchOffsetHeader,
     ViewBrokerStatsDataHeader,
 )
 
 RUNNING_INFO_S: Final = 12.0
 """A broker waits 10 s for a client it asks for us."""
-ASKED_AT_ONCE: Final = 16
-"""Requests of one look that are out together: a topic may have a thousand queues."""
 FIRST_MS: Final = 0
 """As a time to reset to: the first message that is kept."""
 LAST_MS: Final = -1
@@ -189,21 +184,18 @@ class GroupAdmin(LeaderAsks):
         """
         broker_names = await self._leading()
         connection = await self._connection(group, broker_names)
-        owners: dict[MessageQueue, str] = {}
 
-        async def ask(client_id: str) -> None:
+        async def queues_of(client_id: str) -> list[bodies.MessageQueue]:
             for name in broker_names:
-                try:
+                # An old client, or connected elsewhere: its queues have no owner.
+                with suppress(ClientError):
                     info = await running_info(self._instance, group, client_id, name)
-                except ClientError:
-                    continue  # an old client, or connected elsewhere: its queues have no owner
-                owners.update((sdk_queue(queue), client_id) for queue in info.mq_table)
-                return
+                    return list(info.mq_table)
+            return []
 
-        async with trio.open_nursery() as nursery:
-            for client in [] if connection is None else connection.connection_set:
-                nursery.start_soon(ask, client.client_id)
-        return owners
+        clients = [] if connection is None else connection.connection_set
+        owned = await ask_each(queues_of, [client.client_id for client in clients])
+        return {sdk_queue(queue): owner for owner, queues in owned.items() for queue in queues}
 
     # ------------------------------------------------------------------------------ how far
 
@@ -212,9 +204,29 @@ class GroupAdmin(LeaderAsks):
 
         Errors as `subscription_groups`.
         """
+        return await self._progress(await self._leading(), group)
+
+    async def consume_stats(
+        self, group: str, topic: str
+    ) -> dict[MessageQueue, bodies.OffsetWrapper]:
+        """Return how far a group is in each queue of *topic*.
+
+        Raises:
+            NoRouteError, NoNameServerError: No NameServer knows the topic, or none answers.
+            RequestFailedError, BrokerUnreachableError: A leader does not say.
+        """
+        queues = (await self.topic_route(topic)).subscribe_queues
+        return await self._progress(sorted({queue.broker_name for queue in queues}), group, topic)
+
+    async def _progress(
+        self, broker_names: Sequence[str], group: str, topic: str | None = None
+    ) -> dict[MessageQueue, bodies.OffsetWrapper]:
         found: dict[MessageQueue, bodies.OffsetWrapper] = {}
-        ext = GetConsumeStatsHeader(group).encode()
-        for answer in (await self._answers(RequestCode.GET_CONSUME_STATS, ext)).values():
+        ext = GetConsumeStatsHeader(group, topic).encode()
+        for name in broker_names:
+            answer = await self._ask_leader(
+                name, RequestCode.GET_CONSUME_STATS, ext, topic=topic or DEFAULT_TOPIC
+            )
             table = bodies.ConsumeStats.decode(answer.body).offset_table
             found |= {sdk_queue(queue): progress for queue, progress in table.items()}
         return found
@@ -240,24 +252,22 @@ class GroupAdmin(LeaderAsks):
         Raises:
             NoNameServerError: None answers.
         """
-        found: dict[str, bodies.BrokerStatsData] = {}
         info = await self.cluster_info()
         ext = ViewBrokerStatsDataHeader(name, key).encode()
 
-        async def ask(address: str) -> None:
+        async def ask(address: str) -> bodies.BrokerStatsData | None:
             try:
                 code = RequestCode.VIEW_BROKER_STATS_DATA
                 answer = await self._instance.ask(address, code, dict(ext))
             except ClientError:
-                return
-            if answer.code == ResponseCode.SUCCESS:
-                found[address] = bodies.BrokerStatsData.decode(answer.body)
+                return None
+            is_known = answer.code == ResponseCode.SUCCESS
+            return bodies.BrokerStatsData.decode(answer.body) if is_known else None
 
-        async with trio.open_nursery() as nursery:
-            for group in info.broker_addr_table.values():
-                for address in group.broker_addrs.values():
-                    nursery.start_soon(ask, address)
-        return dict(sorted(found.items()))
+        groups = info.broker_addr_table.values()
+        addresses = sorted(a for each in groups for a in each.broker_addrs.values())
+        found = await ask_each(ask, addresses)
+        return {address: data for address, data in found.items() if data is not None}
 
     # ------------------------------------------------------------------------------ other offsets
 
@@ -276,31 +286,21 @@ class GroupAdmin(LeaderAsks):
         """
         await self._learn_leaders()
         route = await self._instance.routes.refresh(topic)
-        committed: dict[MessageQueue, int] = {}
-        for name in sorted({queue.broker_name for queue in route.subscribe_queues}):
-            header = GetConsumeStatsHeader(group, topic)
-            answer = await self._ask_leader(name, RequestCode.GET_CONSUME_STATS, header.encode())
-            table = bodies.ConsumeStats.decode(answer.body).offset_table
-            committed |= {sdk_queue(known): said.consumer_offset for known, said in table.items()}
-        moves: dict[MessageQueue, OffsetMove] = {}
-        limiter = trio.CapacityLimiter(ASKED_AT_ONCE)
+        names = {queue.broker_name for queue in route.subscribe_queues}
+        committed = await self._progress(sorted(names), group, topic)
+        reader = PullConsumer(self._instance, group)  # not opened: no member of the group
 
-        async def read(queue: MessageQueue) -> None:
-            async with limiter:
-                low = await self._offset(queue, RequestCode.GET_MIN_OFFSET)
-                high = await self._offset(queue, RequestCode.GET_MAX_OFFSET)
-                after = {FIRST_MS: low, LAST_MS: high}.get(timestamp_ms)
-                if offset is not None:
-                    after = min(max(offset, low), high)
-                if after is None:
-                    code = RequestCode.SEARCH_OFFSET_BY_TIMESTAMP
-                    after = await self._offset(queue, code, timestamp_ms)
-                moves[queue] = OffsetMove(committed.get(queue, 0), after, low, high)
+        async def plan(queue: MessageQueue) -> OffsetMove:
+            low, high = await reader.min_offset(queue), await reader.max_offset(queue)
+            after = {FIRST_MS: low, LAST_MS: high}.get(timestamp_ms)
+            if offset is not None:
+                after = min(max(offset, low), high)
+            if after is None:
+                after = await reader.search_offset(queue, timestamp_ms)
+            before = committed[queue].consumer_offset if queue in committed else 0
+            return OffsetMove(before, after, low, high)
 
-        async with trio.open_nursery() as nursery:
-            for queue in route.subscribe_queues:
-                nursery.start_soon(read, queue)
-        return {queue: moves[queue] for queue in sorted(moves)}
+        return await ask_each(plan, sorted(route.subscribe_queues))
 
     async def reset_offsets(
         self,
@@ -385,20 +385,6 @@ class GroupAdmin(LeaderAsks):
         ext = CloneGroupOffsetHeader(source, target, topic).encode()
         await self._answers(RequestCode.CLONE_GROUP_OFFSET, ext)
 
-    # ------------------------------------------------------------------------------ inside
-
-    async def _offset(
-        self, queue: MessageQueue, code: RequestCode, timestamp_ms: int | None = None
-    ) -> int:
-        if timestamp_ms is not None:
-            ext = SearchOffsetHeader(queue.topic, queue.queue_id, timestamp_ms).encode()
-        elif code is RequestCode.GET_MAX_OFFSET:
-            ext = GetMaxOffsetHeader(queue.topic, queue.queue_id).encode()
-        else:
-            ext = QueueHeader(queue.topic, queue.queue_id).encode()
-        answer = await self._ask_leader(queue.broker_name, code, ext)
-        return OffsetResponseHeader.decode(answer.ext).offset
-
 
 async def running_info(
     instance: ClientInstance,
@@ -425,11 +411,6 @@ async def running_info(
     )
     checked(answer, f"running info of {client_id} in {group}")
     return bodies.ConsumerRunningInfo.decode(answer.body)
-
-
-def sdk_queue(queue: bodies.MessageQueue) -> MessageQueue:
-    """Return a queue of a body as the SDK knows it."""
-    return MessageQueue(queue.topic, queue.broker_name, queue.queue_id)
 
 
 def _once_each(clients: list[bodies.ClientConnection]) -> list[bodies.ClientConnection]:

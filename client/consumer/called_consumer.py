@@ -32,6 +32,7 @@ from dledger.client.core.broker_requests import wire_queue
 from dledger.client.core.client_instance import ClientInstance
 from dledger.client.core.message_ext import MessageExt
 from dledger.client.core.route import MessageQueue
+from dledger.client.trace import java_bool
 from dledger.remoting.log import get_logger
 from dledger.remoting.protocol import bodies
 
@@ -103,7 +104,7 @@ class ConsumerAnswers:
             "PROP_NAMESERVER_ADDR": ";".join(self.instance.name_servers.list.addresses),
             "PROP_CONSUME_TYPE": bodies.ConsumeType.CONSUME_PASSIVELY.value,
             "PROP_CLIENT_VERSION": VERSION_DESC,
-            "PROP_CONSUMEORDERLY": _java_bool(self.is_orderly),
+            "PROP_CONSUMEORDERLY": java_bool(self.is_orderly),
             "PROP_THREADPOOL_CORE_SIZE": str(config.consume_tasks),
             "PROP_CONSUMER_START_TIMESTAMP": str(self.started_at_ms),
             "consumerGroup": self.group,
@@ -170,10 +171,6 @@ class ConsumerAnswers:
             )
         result.spent_time_mills = int((clock.monotonic() - began_s) * 1000)
         return result
-
-
-def _java_bool(value: bool) -> str:
-    return "true" if value else "false"
 
 
 def stacks() -> str:

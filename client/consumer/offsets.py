@@ -24,6 +24,7 @@ import trio
 
 from dledger.client.consumer.owned_queues import OwnedQueue, OwnedQueues
 from dledger.client.consumer.pull_consumer import PullConsumer, offset_in
+from dledger.client.core.broker_requests import sdk_queue, wire_queue
 from dledger.client.core.client_instance import ClientInstance
 from dledger.client.core.errors import (
     BrokerUnreachableError,
@@ -239,10 +240,7 @@ class LocalOffsets:
         """
         async with self._lock:
             known = {**await self._known(), **offsets}
-            table = {
-                bodies.MessageQueue(q.topic, q.broker_name, q.queue_id): offset
-                for q, offset in known.items()
-            }
+            table = {wire_queue(queue): offset for queue, offset in known.items()}
             text = bodies.ResetOffsetBody(offset_table=table).encode()
             await self._executor.run(lambda: self._write(text), kind=self._path)
             self._offsets = known
@@ -267,7 +265,7 @@ def _offsets_in(text: bytes, path: str) -> dict[MessageQueue, int]:
         table = bodies.ResetOffsetBody.decode(text).offset_table
     except MQError as error:
         raise ConfigError(f"{path} holds no offsets: {error}") from error
-    return {MessageQueue(q.topic, q.broker_name, q.queue_id): at for q, at in table.items()}
+    return {sdk_queue(queue): offset for queue, offset in table.items()}
 
 
 def offsets_path(folder: str, client_ip: str, instance_name: str, group: str) -> str:

@@ -159,8 +159,7 @@ class PullConsumer(ManagedScope):
                 queue, header, bulk=max_messages > ROCKETMQ_PULL_MESSAGES, more=more
             )
             if found is not None:
-                result = _pull_result(queue, offset, found)
-                return _admitted(queue, result, wanted) if wanted.tags else result
+                return _admitted(queue, _pull_result(queue, offset, found), wanted)
 
         def code_for(link: Link) -> int:
             used[:] = [link]
@@ -184,8 +183,7 @@ class PullConsumer(ManagedScope):
             ):
                 used[0].bulk_pull = False
                 continue
-            result = _pull_result(queue, offset, answer)
-            return _admitted(queue, result, wanted) if wanted.tags else result
+            return _admitted(queue, _pull_result(queue, offset, answer), wanted)
 
     async def min_offset(self, queue: MessageQueue) -> int:
         """Return the first offset the queue holds.
@@ -415,6 +413,8 @@ def _admitted(
     queue: MessageQueue, result: PullResult, wanted: SubscriptionExpression
 ) -> PullResult:
     """Leave out messages whose tag has the hash of a wanted one and is another."""
+    if not wanted.tags:
+        return result
     try:
         kept = [message for message in result.messages if wanted.admits(message)]
     except CorruptRecordError as error:

@@ -13,6 +13,7 @@ from typing import Final
 
 import trio
 
+from dledger.client.core.broker_requests import sdk_queue, wire_queue
 from dledger.client.core.client_instance import ClientInstance
 from dledger.client.core.errors import RequestFailedError, refusal
 from dledger.client.core.route import MessageQueue
@@ -106,10 +107,7 @@ class LockClient:
         body = bodies.LockBatchRequestBody(
             consumer_group=self.group,
             client_id=self.client_id,
-            mq_set=[
-                bodies.MessageQueue(queue.topic, queue.broker_name, queue.queue_id)
-                for queue in queues
-            ],
+            mq_set=list(map(wire_queue, queues)),
         )
         answer = await self._instance.ask_leader(
             broker_name, code, dict(ext), body.encode(), topic=queues[0].topic, timeout_s=timeout_s
@@ -131,10 +129,7 @@ def _held(answer: RemotingCommand) -> Held:
         raise RequestFailedError(
             f"the broker's answer about locks cannot be read: {error}", code=answer.code
         ) from error
-    return {
-        MessageQueue(queue.topic, queue.broker_name, queue.queue_id): token
-        for queue, token in zip(granted, tokens, strict=True)
-    }
+    return dict(zip(map(sdk_queue, granted), tokens, strict=True))
 
 
 RENEW_S: Final = 20.0

@@ -194,7 +194,7 @@ class ConsumerCalls:
             return
         consumer.reset_offsets(
             {
-                MessageQueue(queue.topic, queue.broker_name, queue.queue_id): offset
+                sdk_queue(queue): offset
                 for queue, offset in table.items()
                 if queue.topic == header.topic
             }
@@ -251,6 +251,11 @@ def _not_here(command: RemotingCommand, group: str) -> RemotingCommand:
 def wire_queue(queue: MessageQueue) -> bodies.MessageQueue:
     """Return *queue* as it stands in bodies."""
     return bodies.MessageQueue(queue.topic, queue.broker_name, queue.queue_id)
+
+
+def sdk_queue(queue: bodies.MessageQueue) -> MessageQueue:
+    """Return a queue of a body as the SDK knows it."""
+    return MessageQueue(queue.topic, queue.broker_name, queue.queue_id)
 
 
 OPEN_REQUESTS_MAX: Final = 65_536

@@ -238,20 +238,29 @@ class LeaderSearch:
         return _leader_of_status(address, answer)
 
 
-def _leader_of_status(address: str, answer: RemotingCommand) -> tuple[str | None, int]:
-    if answer.code != ResponseCode.SUCCESS:
-        return None, -1
+def status_in(answer: RemotingCommand, address: str) -> dict[str, Any]:
+    """Return what the member at *address* answers of its part in its group.
+
+    Raises RequestFailedError: it cannot be read.
+    """
     status: dict[str, Any] = dict(answer.ext)
     if memoryview(answer.body).nbytes:
         try:
-            said = msgspec.json.decode(answer.body)
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            said = None
-        if isinstance(said, dict):
-            status.update(said)
+            status.update(msgspec.json.decode(answer.body, type=dict[str, Any]))
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise RequestFailedError(
+                f"raft status of {address} cannot be read: {error}", code=answer.code
+            ) from error
+    return status
+
+
+def _leader_of_status(address: str, answer: RemotingCommand) -> tuple[str | None, int]:
+    if answer.code != ResponseCode.SUCCESS:
+        return None, -1
     try:
+        status = status_in(answer, address)
         term = whole_number(status.get(TERM_FIELD, -1))
-    except ValueError:
+    except (RequestFailedError, ValueError):
         return None, -1
     if truth(status.get("serving")):
         return address, term

@@ -17,6 +17,7 @@ from dledger.output import (
     note,
     print_json,
     print_table,
+    utc,
 )
 
 if TYPE_CHECKING:
@@ -173,12 +174,10 @@ def _print(rows: dict[str, Any]) -> None:
 
 def when(at_ms: int) -> str | None:
     """Return a store time as text; None when there is none. Pure."""
-    from datetime import UTC, datetime
-
     if not at_ms:
         return None
     try:
-        return datetime.fromtimestamp(at_ms / 1000, UTC).isoformat(timespec="milliseconds")
+        return utc(at_ms)
     except (OverflowError, ValueError):  # no year that calendars have
         return f"{at_ms} ms"
 

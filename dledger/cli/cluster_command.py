@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 from cyclopts import App, Parameter
 
-from dledger.cli.commands import Rows, listing, with_admin
+from dledger.cli.commands import Rows, broker_addresses, listing, with_admin
 from dledger.output import (
     ExitCode,
     Output,
@@ -33,35 +33,24 @@ WIDE_COLUMNS = (*BROKER_COLUMNS, "leader", "commit_index", "applied_index", "end
 
 async def brokers_of(admin: Admin, info: ClusterInfo) -> list[dict[str, Any]]:
     """Return one row per broker: what the NameServer has and what the broker itself reports."""
-    import trio
+    from dledger.client.admin.admin import member_statuses
 
-    from dledger.client.core.errors import ClientError
-
+    statuses = await member_statuses(admin, broker_addresses(info))
     clusters = {
         name: cluster for cluster, names in info.cluster_addr_table.items() for name in names
     }
-    rows: list[dict[str, Any]] = []
-    for name, group in sorted(info.broker_addr_table.items()):
-        for broker_id, address in sorted(group.broker_addrs.items()):
-            rows.append(
-                {
-                    "cluster": clusters.get(name, group.cluster),
-                    "broker": name,
-                    "id": broker_id,
-                    "address": address,
-                }
-            )
-
-    async def fill(row: dict[str, Any]) -> None:
-        try:
-            row |= {"reachable": True, **await admin.raft_status(row["address"])}
-        except ClientError:
-            row |= {"reachable": False, "role": "unreachable"}
-
-    async with trio.open_nursery() as nursery:
-        for row in rows:
-            nursery.start_soon(fill, row)
-    return rows
+    return [
+        {
+            "cluster": clusters.get(name, group.cluster),
+            "broker": name,
+            "id": broker_id,
+            "address": address,
+            "reachable": statuses[address] is not None,
+            **(statuses[address] or {"role": "unreachable"}),
+        }
+        for name, group in sorted(info.broker_addr_table.items())
+        for broker_id, address in sorted(group.broker_addrs.items())
+    ]
 
 
 def with_absent(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -10,13 +10,11 @@ from collections.abc import (
     Awaitable,
     Callable,
     Iterable,
-    Iterator,
     Mapping,
     Sequence,
 )
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any, Concatenate, Final, ParamSpec, TypeVar
 
 from cyclopts import Parameter
@@ -31,9 +29,11 @@ from dledger.output import (
     RowsOutput,
     Wide,
     addresses,
+    leaves_of,
     note,
     print_json,
     show,
+    utc,
 )
 
 if TYPE_CHECKING:
@@ -89,26 +89,11 @@ async def repeated(
 
 def known_error(error: Exception) -> MQError:
     """Return what a look failed with. Raises *error*, where part of it is a bug."""
-    if isinstance(error, MQError):
-        found = [error]
-    elif isinstance(error, ExceptionGroup):
-        known, others = error.split(MQError)
-        if known is None or others is not None:
-            raise error
-        found = list(_leaves(known))
-    else:
-        raise error
-    if any(isinstance(each, InvariantBroken) for each in found):
+    leaves = leaves_of(error)
+    found = [each for each in leaves if isinstance(each, MQError)]
+    if len(found) < len(leaves) or any(isinstance(each, InvariantBroken) for each in found):
         raise error
     return found[0]
-
-
-def _leaves(group: ExceptionGroup[MQError]) -> Iterator[MQError]:
-    for each in group.exceptions:
-        if isinstance(each, ExceptionGroup):
-            yield from _leaves(each)
-        else:
-            yield each
 
 
 P = ParamSpec("P")
@@ -290,8 +275,7 @@ def show_given_up(found: Mapping[str, GivenUp], output: Output) -> None:
     for broker, lost in found.items():
         newest = ""
         if lost.newest_ms:
-            moment = datetime.fromtimestamp(lost.newest_ms / 1000, UTC)
-            newest = f"; stored up to {moment.isoformat(timespec='seconds')}"
+            newest = f"; stored up to {utc(lost.newest_ms, to='seconds')}"
         uncounted = ""
         if lost.uncounted_queues:
             uncounted = f"; {lost.uncounted_queues} queues are not counted"

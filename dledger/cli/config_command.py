@@ -176,18 +176,7 @@ async def settings_of(
 
     Raises ClientError: one does not answer, or refuses.
     """
-    import trio
+    from dledger.client.admin.daemons import ask_each
 
-    targets = await _targets(admin, brokers, name_servers)
-    found: dict[str, dict[str, str]] = {}
-
-    async def ask(address: str) -> None:
-        if name_servers:
-            found[address] = await admin.name_server_settings(address)
-        else:
-            found[address] = await admin.broker_settings(address)
-
-    async with trio.open_nursery() as nursery:
-        for address in targets:
-            nursery.start_soon(ask, address)
-    return {address: found[address] for address in targets}
+    ask = admin.name_server_settings if name_servers else admin.broker_settings
+    return await ask_each(ask, await _targets(admin, brokers, name_servers))

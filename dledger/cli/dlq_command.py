@@ -5,14 +5,13 @@ from __future__ import annotations
 import base64
 import sys
 from collections.abc import Iterable
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, Parameter
 
 from dledger.cli.commands import Rows, listing, with_admin
-from dledger.output import CliError, GroupName, Output, answer, note, show
+from dledger.output import CliError, GroupName, Output, answer, note, show, utc
 
 if TYPE_CHECKING:
     from dledger.client.admin.admin import Admin
@@ -170,7 +169,6 @@ def _no_letters(group: str) -> CliError:
 def letter_row(queue: MessageQueue, letter: MessageExt) -> dict[str, Any]:
     """Return what is shown of a dead letter."""
     properties = letter.properties
-    stored = datetime.fromtimestamp(letter.store_timestamp_ms / 1000, UTC)
     row: dict[str, Any] = {
         "broker": queue.broker_name,
         "queue": queue.queue_id,
@@ -179,7 +177,7 @@ def letter_row(queue: MessageQueue, letter: MessageExt) -> dict[str, Any]:
         "origin_topic": properties.get("DLQ_ORIGIN_TOPIC") or properties.get("RETRY_TOPIC", ""),
         "origin_message_id": properties.get("DLQ_ORIGIN_MESSAGE_ID", ""),
         "tries": letter.reconsume_times,
-        "stored": stored.isoformat(timespec="milliseconds"),
+        "stored": utc(letter.store_timestamp_ms),
         "tags": letter.tags,
         "keys": letter.keys,
         "properties": properties,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -23,6 +22,7 @@ from dledger.output import (
     note,
     print_json,
     show,
+    utc,
 )
 
 if TYPE_CHECKING:
@@ -43,9 +43,6 @@ producers = App(name="producer", help="Show connected producers.", backend="trio
 TOPICS_SHOWN = 5
 """Topics of a group that an error names."""
 
-ASKED_AT_ONCE = 16
-"""Groups that are asked after at a time."""
-
 QUEUE_COLUMNS = ("topic", "broker", "queue", "consumed", "end", "lag")
 WIDE_QUEUE_COLUMNS = (*QUEUE_COLUMNS, "last_consumed", "member")
 PRODUCER_COLUMNS = ("group", "client_id", "address", "language")
@@ -60,29 +57,14 @@ async def ls(
     system: Annotated[bool, Parameter(help="Show the broker's own groups too.")] = False,
 ) -> Rows:
     """List consumer groups with members and lag."""
+    from dledger.client.admin.daemons import ask_each
     from dledger.remoting.protocol.topic_names import SYSTEM_GROUPS
 
     lags = await admin.lags()
     known = {*await admin.subscription_groups(), *lags}
     names = sorted(name for name in known if system or name not in SYSTEM_GROUPS)
-    connections = await _connections(admin, names)
-    return [group_row(name, connections[name], lags.get(name, {})) for name in names]
-
-
-async def _connections(admin: Admin, names: list[str]) -> dict[str, ConsumerConnection | None]:
-    import trio
-
-    found: dict[str, ConsumerConnection | None] = {}
-    limiter = trio.CapacityLimiter(ASKED_AT_ONCE)
-
-    async def ask(name: str) -> None:
-        async with limiter:
-            found[name] = await admin.consumer_connection(name)
-
-    async with trio.open_nursery() as nursery:
-        for name in names:
-            nursery.start_soon(ask, name)
-    return found
+    connections = await ask_each(admin.consumer_connection, names)
+    return [group_row(name, said, lags.get(name, {})) for name, said in connections.items()]
 
 
 def group_row(
@@ -179,9 +161,7 @@ def group_info(
 
 def time_text(at_ms: int) -> str | None:
     """Return a time as people read it; None where there is none."""
-    if at_ms <= 0:
-        return None
-    return datetime.fromtimestamp(at_ms / 1000, UTC).isoformat(timespec="milliseconds")
+    return utc(at_ms) if at_ms > 0 else None
 
 
 # -------------------------------------------------------------------------------- other offsets

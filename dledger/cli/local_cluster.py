@@ -10,11 +10,19 @@ import functools
 import os
 import signal
 import tomllib
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import trio
 
@@ -48,16 +56,23 @@ MAX_GROUPS = len(GROUP_LETTERS)
 """Three processes each: more would only be slow on one machine."""
 
 
-async def status_of(address: str, *, timeout_s: float = 1.0) -> dict[str, Any] | None:
+T = TypeVar("T")
+Status = Mapping[str, Any]
+
+
+async def status_of(address: str, *, timeout_s: float = 1.0) -> Status | None:
     """Return what a broker reports of its part in the group; None when it does not answer."""
-    from dledger.client.core.errors import ClientError
+    return (await _statuses_of([address], timeout_s))[address]
+
+
+async def _statuses_of(
+    addresses: Sequence[str], timeout_s: float = 1.0
+) -> Mapping[str, Status | None]:
+    from dledger.client.admin.admin import member_statuses
 
     # No NameServer is asked.
-    async with open_admin([address]) as admin:
-        try:
-            return await admin.raft_status(address, timeout_s=timeout_s)
-        except ClientError:
-            return None
+    async with open_admin(addresses) as admin:
+        return await member_statuses(admin, addresses, timeout_s=timeout_s)
 
 
 async def namesrv_leaders(namesrv: str) -> dict[str, str]:
@@ -195,28 +210,20 @@ class LocalCluster:
                     nursery.start_soon(self.stop, name)
             await self.stop(self.namesrv.name)
 
-    async def statuses(self) -> dict[str, Mapping[str, object]]:
+    async def statuses(self) -> dict[str, Status]:
         """Return the Raft status of every broker that answers, by name."""
-        found: dict[str, Mapping[str, object]] = {}
-
-        async def ask(node: Node) -> None:
-            status = await status_of(node.address)
-            if status is not None:
-                found[node.name] = status
-
-        async with trio.open_nursery() as nursery:
-            for node in self.brokers.values():
-                if node.running:
-                    nursery.start_soon(ask, node)
-        return {name: found[name] for name in self.brokers if name in found}
+        running = {name: node.address for name, node in self.brokers.items() if node.running}
+        said = await _statuses_of(list(running.values())) if running else {}
+        found = {name: said[address] for name, address in running.items()}
+        return {name: status for name, status in found.items() if status is not None}
 
     async def leader(self, group: str | None = None) -> str | None:
         """Return the name of the broker that leads and serves, in the newest term; or None."""
         return self._leader_of(group or self.groups[0], await self.statuses())
 
-    def _leader_of(self, group: str, statuses: Mapping[str, Mapping[str, object]]) -> str | None:
+    def _leader_of(self, group: str, statuses: Mapping[str, Status]) -> str | None:
         leading = [
-            (_number(statuses[name], "term"), name)
+            (int(statuses[name]["term"]), name)
             for name in self.members(group)
             if statuses.get(name, {}).get("serving")
         ]
@@ -233,13 +240,13 @@ class LocalCluster:
 
         Raises CliError: none within *timeout_s*, or a broker that should run has ended.
         """
-        with trio.move_on_after(timeout_s):
-            while True:
-                name = await self.leader(group)
-                if name is not None and name != other_than:
-                    return name
-                self._complain_about_the_dead()
-                await trio.sleep(POLL_S)
+
+        async def look() -> str | None:
+            name = await self.leader(group)
+            return None if name == other_than else name
+
+        if (found := await self._until(look, timeout_s)) is not None:
+            return found
         raise CliError(f"no leader within {timeout_s:.0f} s", next_step=f"see {self.folder}/*.log")
 
     async def wait_caught_up(self, name: str, timeout_s: float = HEALTHY_TIMEOUT_S) -> None:
@@ -248,25 +255,22 @@ class LocalCluster:
         Raises CliError: not within *timeout_s*, or a broker that should run has ended.
         """
         target: int | None = None
-        with trio.move_on_after(timeout_s):
-            while True:
-                mine = self.members(self.brokers[name].group)
-                statuses = {
-                    other: status
-                    for other, status in (await self.statuses()).items()
-                    if other in mine
-                }
-                if target is None and statuses:
-                    target = max(_number(status, "commit_index") for status in statuses.values())
-                applied = _number(statuses.get(name, {}), "applied_index")
-                if target is not None and name in statuses and applied >= target:
-                    return
-                self._complain_about_the_dead()
-                await trio.sleep(POLL_S)
-        raise CliError(
-            f"{name} did not catch up within {timeout_s:.0f} s",
-            next_step=f"see {self.brokers[name].log_path}",
-        )
+
+        async def look() -> bool | None:
+            nonlocal target
+            statuses = await self.statuses()
+            mine = [s for each, s in statuses.items() if each in members]
+            if target is None and mine:
+                target = _committed(mine)
+            is_there = target is not None and name in statuses
+            return (is_there and statuses[name]["applied_index"] >= target) or None
+
+        members = self.members(self.brokers[name].group)
+        if not await self._until(look, timeout_s):
+            raise CliError(
+                f"{name} did not catch up within {timeout_s:.0f} s",
+                next_step=f"see {self.brokers[name].log_path}",
+            )
 
     async def wait_healthy(self, timeout_s: float = HEALTHY_TIMEOUT_S) -> str:
         """Wait until all started brokers answer, each group has a leader, the NameServer knows it.
@@ -277,20 +281,16 @@ class LocalCluster:
             CliError: Not within *timeout_s*; the message names what is missing.
         """
         missing = "nothing answered"
-        with trio.move_on_after(timeout_s):
-            while True:
-                self._complain_about_the_dead()
-                statuses = await self.statuses()
-                running = [name for name, node in self.brokers.items() if node.running]
-                known = await namesrv_leaders(self.namesrv.address)
-                silent = sorted(set(running) - set(statuses))
-                if silent:
-                    missing = f"{', '.join(silent)} do not answer"
-                else:
-                    missing = self._what_is_missing(statuses, known)
-                if not missing:
-                    return self._leader_of(self.groups[0], statuses) or ""
-                await trio.sleep(POLL_S)
+
+        async def look() -> str | None:
+            nonlocal missing
+            statuses = await self.statuses()
+            known = await namesrv_leaders(self.namesrv.address)
+            missing = self._what_is_missing(statuses, known)
+            return None if missing else self._leader_of(self.groups[0], statuses) or ""
+
+        if (leader := await self._until(look, timeout_s)) is not None:
+            return leader
         raise CliError(
             f"not healthy within {timeout_s:.0f} s: {missing}",
             next_step=f"see the logs in {self.folder}",
@@ -303,22 +303,35 @@ class LocalCluster:
         """
         for node in self.proxies.values():
             host, port = split_address(node.address)
-            with trio.move_on_after(timeout_s) as scope:
-                while is_free(port, host):
-                    self._complain_about_the_dead()
-                    await trio.sleep(POLL_S)
-            if scope.cancelled_caught:
+
+            async def look(host: str = host, port: int = port) -> bool | None:
+                return None if is_free(port, host) else True
+
+            if not await self._until(look, timeout_s):
                 raise CliError(f"{node.name} does not listen", next_step=f"see {node.log_path}")
 
-    def _what_is_missing(
-        self, statuses: Mapping[str, Mapping[str, object]], known: Mapping[str, str]
-    ) -> str:
+    async def _until(self, look: Callable[[], Awaitable[T | None]], timeout_s: float) -> T | None:
+        """Return what *look* finds, as soon as there is something; None: not in time.
+
+        Raises CliError: a node that should run has ended.
+        """
+        with trio.move_on_after(timeout_s):
+            while (found := await look()) is None:
+                self._complain_about_the_dead()
+                await trio.sleep(POLL_S)
+            return found
+        return None
+
+    def _what_is_missing(self, statuses: Mapping[str, Status], known: Mapping[str, str]) -> str:
         """Return why a client could not use every group now; nothing when it could."""
+        running = {name for name, node in self.brokers.items() if node.running}
+        if silent := sorted(running - set(statuses)):
+            return f"{', '.join(silent)} do not answer"
         for group in self.groups:
             leader = self._leader_of(group, statuses)
-            behind = _behind(
-                {name: statuses[name] for name in self.members(group) if name in statuses}
-            )
+            here = {name: statuses[name] for name in self.members(group) if name in statuses}
+            committed = _committed(here.values())
+            behind = [n for n, status in here.items() if status["applied_index"] < committed]
             if leader is None:
                 return f"no broker of {group} leads"
             if known.get(group) != self.brokers[leader].address:
@@ -342,17 +355,8 @@ class LocalCluster:
                 )
 
 
-def _behind(statuses: Mapping[str, Mapping[str, object]]) -> list[str]:
-    """Return the members that have applied less than another had committed."""
-    committed = max((_number(status, "commit_index") for status in statuses.values()), default=0)
-    return [
-        name for name, status in statuses.items() if _number(status, "applied_index") < committed
-    ]
-
-
-def _number(status: Mapping[str, object], name: str) -> int:
-    value = status.get(name, 0)
-    return value if isinstance(value, int) else 0
+def _committed(statuses: Iterable[Status]) -> int:
+    return max((status["commit_index"] for status in statuses), default=0)
 
 
 @functools.cache

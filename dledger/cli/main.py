@@ -11,7 +11,7 @@ import re
 import shlex
 import sys
 import textwrap
-from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from difflib import get_close_matches
 from functools import cached_property
 from itertools import takewhile
@@ -20,7 +20,7 @@ from typing import Annotated, Any, Final, Literal
 from cyclopts import App, CycloptsError, Group, MissingArgumentError, Parameter
 
 from dledger.commitlog.errors import ConfigError, InvariantBroken, MQError
-from dledger.output import CliError, ExitCode, note, read_option
+from dledger.output import CliError, ExitCode, leaves_of, note, read_option
 
 RUN = Group.create_ordered("Run")
 LOOK = Group.create_ordered("Show and change")
@@ -250,7 +250,7 @@ def _text_of(app: App, error: CycloptsError) -> str:
 
 def _ended_by(error: BaseException) -> int:
     """Say in one line what ended a command and return the exit status; a bug is raised again."""
-    leaves = list(_leaves(error))
+    leaves = list(leaves_of(error))
     if all(isinstance(leaf, BrokenPipeError) for leaf in leaves):
         return _reader_gone()
     if all(isinstance(leaf, KeyboardInterrupt) for leaf in leaves):
@@ -352,14 +352,6 @@ _UNREACHABLE = frozenset(
     }
 )
 """By name: looking at the classes would import the client into every command."""
-
-
-def _leaves(error: BaseException) -> Iterator[BaseException]:
-    if isinstance(error, BaseExceptionGroup):
-        for inner in error.exceptions:
-            yield from _leaves(inner)
-    else:
-        yield error
 
 
 def _variable_of(error: CycloptsError) -> str:
@@ -467,29 +459,20 @@ def main(tokens: Sequence[str] | None = None) -> int:
     return run(build_app(), rest)
 
 
-def broker_main(tokens: Sequence[str] | None = None) -> int:
-    """Run ``dledger-broker``, which is ``dledger broker``."""
-    return main(["broker", *(sys.argv[1:] if tokens is None else tokens)])
+def _of_daemon(command: str) -> Callable[..., int]:
+    """Return what runs ``dledger-COMMAND``, which is ``dledger COMMAND``."""
+
+    def run_daemon(tokens: Sequence[str] | None = None) -> int:
+        return main([command, *(sys.argv[1:] if tokens is None else tokens)])
+
+    return run_daemon
 
 
-def namesrv_main(tokens: Sequence[str] | None = None) -> int:
-    """Run ``dledger-namesrv``, which is ``dledger namesrv``."""
-    return main(["namesrv", *(sys.argv[1:] if tokens is None else tokens)])
-
-
-def proxy_main(tokens: Sequence[str] | None = None) -> int:
-    """Run ``dledger-proxy``, which is ``dledger proxy``."""
-    return main(["proxy", *(sys.argv[1:] if tokens is None else tokens)])
-
-
-def chaos_main(tokens: Sequence[str] | None = None) -> int:
-    """Run ``dledger-chaos``, which is ``dledger chaos``."""
-    return main(["chaos", *(sys.argv[1:] if tokens is None else tokens)])
-
-
-def console_main(tokens: Sequence[str] | None = None) -> int:
-    """Run ``dledger-console``, which is ``dledger console``."""
-    return main(["console", *(sys.argv[1:] if tokens is None else tokens)])
+broker_main = _of_daemon("broker")
+namesrv_main = _of_daemon("namesrv")
+proxy_main = _of_daemon("proxy")
+chaos_main = _of_daemon("chaos")
+console_main = _of_daemon("console")
 
 
 if __name__ == "__main__":

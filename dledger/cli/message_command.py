@@ -30,6 +30,7 @@ from dledger.output import (
     print_json,
     print_table,
     show,
+    utc,
 )
 from dledger.remoting.addresses import join_address
 
@@ -344,8 +345,8 @@ def message_row(message: MessageExt) -> dict[str, Any]:
         "offset_message_id": message.offset_message_id,
         "tags": message.tags,
         "keys": message.keys,
-        "born_time": _time(message.born_timestamp_ms),
-        "store_time": _time(message.store_timestamp_ms),
+        "born_time": utc(message.born_timestamp_ms),
+        "store_time": utc(message.store_timestamp_ms),
         "born_host": join_address(*message.born_host),
         "store_host": join_address(*message.store_host),
         "reconsume_times": message.reconsume_times,
@@ -353,10 +354,6 @@ def message_row(message: MessageExt) -> dict[str, Any]:
         "body_bytes": len(body),
         "body": _text(body),
     }
-
-
-def _time(timestamp_ms: int) -> str:
-    return datetime.fromtimestamp(timestamp_ms / 1000, UTC).isoformat(timespec="milliseconds")
 
 
 def _text(body: bytes) -> str:

@@ -60,7 +60,7 @@ async def topics_by_lag(admin: Admin) -> list[str]:
 
 async def stats_of(admin: Admin, wanted: Sequence[str] | None) -> list[dict[str, Any]]:
     """Return one row per topic and group that has an offset of it, from all brokers."""
-    import trio
+    from dledger.client.admin.daemons import ask_each
 
     lags = await admin.lags()
     groups: dict[str, dict[str, int]] = {}
@@ -72,16 +72,7 @@ async def stats_of(admin: Admin, wanted: Sequence[str] | None) -> list[dict[str,
     keys += [
         (GROUP_GET_NUMS, f"{name}@{group}") for name in topics for group in groups.get(name, ())
     ]
-    said: dict[tuple[str, str], dict[str, BrokerStatsData]] = {}
-    limiter = trio.CapacityLimiter(ASKED_AT_ONCE)
-
-    async def ask(key: tuple[str, str]) -> None:
-        async with limiter:
-            said[key] = await admin.broker_stats(*key)
-
-    async with trio.open_nursery() as nursery:
-        for key in keys:
-            nursery.start_soon(ask, key)
+    said = await ask_each(lambda key: admin.broker_stats(*key), keys, ASKED_AT_ONCE)
     info = await admin.cluster_info()
     leaders = {
         group.broker_addrs[0]

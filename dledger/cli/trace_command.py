@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
 from dledger.cli.commands import with_admin
-from dledger.output import CliError, ExitCode, RowsOutput, show
+from dledger.output import CliError, ExitCode, RowsOutput, show, utc
 
 if TYPE_CHECKING:
     from dledger.client.admin.admin import Admin
@@ -106,9 +105,8 @@ def _result(codes: Any, step: TraceContext) -> str:
 def _row(
     step: TraceContext, bean: TraceBean, name: str, result: str, took_ms: int | None = None
 ) -> dict[str, Any]:
-    moment = datetime.fromtimestamp(step.time_stamp_ms / 1000, UTC)
     return {
-        "time": moment.isoformat(timespec="milliseconds"),
+        "time": utc(step.time_stamp_ms),
         "step": name,
         "group": step.group_name,
         "topic": bean.topic,
