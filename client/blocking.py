@@ -1,18 +1,16 @@
 """The client for people without trio: plain calls that block, from any thread.
 
-One worker thread runs the event loop; calls are handed to it and wait for their end. This module
-alone owns a thread.
+One worker thread runs the event loop; calls are handed to it and wait for their end.
 """
 
 from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Awaitable, Callable, Iterable, Mapping
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from functools import partial
 from queue import SimpleQueue
-from types import TracebackType
 from typing import (
     Any,
     Concatenate,
@@ -56,6 +54,7 @@ from dledger.remoting.log import get_logger
 _log = get_logger(__name__)
 
 T = TypeVar("T")
+R = TypeVar("R")
 AsyncUser: TypeAlias = Producer | PullConsumer | PushConsumer | TransactionProducer
 
 DEAD_LETTERS_MAX: Final = 1000
@@ -65,25 +64,109 @@ JOIN_TIMEOUT_S: Final = 15.0
 """How long `close` waits for the loop's thread; sends under way have ended by then."""
 
 
-class _Closing:
+class Closing:
     """Is closed where its block ends."""
 
     def close(self) -> None:
+        """Close it. Idempotent."""
         raise NotImplementedError
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.close()
 
 
-class BlockingClient(_Closing):
+class LoopThread(Closing, Generic[T]):
+    """An event loop in a thread of its own, which keeps a context open until it is closed.
+
+    Attributes:
+        opened: What the context gave.
+        stop: Set when it is to be closed.
+        failure: What ended the loop before; None: nothing did.
+    """
+
+    opened: T
+
+    def __init__(
+        self, context: AbstractAsyncContextManager[T], name: str, join_s: float = JOIN_TIMEOUT_S
+    ) -> None:
+        """Start the thread; returns when *context* is open, and raises what opening it raises.
+
+        Args:
+            join_s: How long `close` waits for the thread.
+        """
+        self.stop = trio.Event()
+        self.failure: BaseException | None = None
+        self._context = context
+        self._join_s = join_s
+        self._token: trio.lowlevel.TrioToken | None = None
+        started: SimpleQueue[BaseException | None] = SimpleQueue()
+        self.thread = threading.Thread(target=self._run, args=(started,), name=name, daemon=True)
+        self.thread.start()
+        failed = started.get()
+        if failed is not None:
+            self.thread.join()
+            raise failed
+
+    def _run(self, started: SimpleQueue[BaseException | None]) -> None:
+        async def main() -> None:
+            try:
+                async with self._context as self.opened:
+                    self._token = trio.lowlevel.current_trio_token()
+                    started.put(None)
+                    await self.stop.wait()
+                    self._token = None
+            finally:
+                self._token = None
+
+        try:
+            trio.run(main)
+        except BaseException as error:  # noqa: BLE001  # handed to the threads that call
+            self.failure = error
+            started.put(error)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether `call` gets as far as the loop."""
+        return self._token is not None
+
+    def call(self, work: Callable[..., Awaitable[R]], *args: Any) -> R:
+        """Run *work* in the loop and return what it returns.
+
+        Raises trio.RunFinishedError: the loop has ended.
+        """
+        __tracebackhide__ = True  # pytest leaves this frame out
+        if self._token is None:
+            raise trio.RunFinishedError
+        return trio.from_thread.run(work, *args, trio_token=self._token)
+
+    def close(self) -> None:
+        """Close the context, and end the thread. Idempotent."""
+        if (token := self._token) is not None:
+            with suppress(trio.RunFinishedError):
+                trio.from_thread.run_sync(self.stop.set, trio_token=token)
+        self.thread.join(self._join_s)
+
+
+@asynccontextmanager
+async def _with_users(
+    make: Callable[[], AbstractAsyncContextManager[ClientInstance]],
+) -> AsyncIterator[tuple[ClientInstance, trio.Nursery]]:
+    """Open a client instance, and a nursery for what uses it."""
+    is_open = False
+    try:
+        async with make() as instance, trio.open_nursery() as users:
+            is_open = True
+            yield instance, users
+    except BaseException as error:
+        if is_open:
+            _log.error("client_broken", exc_info=error)
+        raise
+
+
+class BlockingClient(Closing):
     """A client instance in a thread of its own. Use it in ``with``, or call `close`.
 
     Calls may come from any number of threads at the same time. An error of the SDK is raised in
@@ -107,42 +190,8 @@ class BlockingClient(_Closing):
         Raises:
             ConfigError: No NameServer is named.
         """
-        self._make: Callable[[], AbstractAsyncContextManager[ClientInstance]] = (
-            make_instance if make_instance is not None else lambda: connect(name_servers, config)
-        )
-        self._token: trio.lowlevel.TrioToken | None = None
-        self._users: trio.Nursery | None = None
-        self._stop = trio.Event()
-        self._instance: ClientInstance | None = None
-        self._broken_by: BaseException | None = None
-        started: SimpleQueue[BaseException | None] = SimpleQueue()
-        self._thread = threading.Thread(
-            target=self._run_loop, args=(started,), name="mq-client", daemon=True
-        )
-        self._thread.start()
-        failed = started.get()
-        if failed is not None:
-            self._thread.join()
-            raise failed
-
-    def _run_loop(self, started: SimpleQueue[BaseException | None]) -> None:
-        async def main() -> None:
-            try:
-                async with self._make() as self._instance, trio.open_nursery() as self._users:
-                    self._token = trio.lowlevel.current_trio_token()
-                    started.put(None)
-                    await self._stop.wait()
-                    self._token = None
-            finally:
-                self._token = None
-
-        try:
-            trio.run(main)
-        except BaseException as error:  # noqa: BLE001  # handed to the threads that call
-            self._broken_by = error
-            if self._users is not None:
-                _log.error("client_broken", exc_info=error)
-            started.put(error)
+        make = make_instance or (lambda: connect(name_servers, config))
+        self._loop = LoopThread(_with_users(make), "mq-client")
 
     async def _hold(self, user: AsyncUser, task_status: trio.TaskStatus[_Held]) -> None:
         """Keep a producer or consumer open until it or the client closes."""
@@ -151,24 +200,20 @@ class BlockingClient(_Closing):
             async with user:
                 with held.until:
                     task_status.started(held)
-                    await self._stop.wait()
+                    await self._loop.stop.wait()
         finally:
             held.ended.set()
 
     async def _opened(self, user: AsyncUser) -> _Held:
-        assert self._users is not None
-        held: _Held = await self._users.start(self._hold, user)
+        held: _Held = await self._loop.opened[1].start(self._hold, user)
         return held
 
     def _call(self, work: Callable[..., Awaitable[T]], *args: Any) -> T:
         __tracebackhide__ = True  # pytest leaves this frame out
-        token = self._token
-        if token is None:
-            raise self._closed()
         try:
-            return trio.from_thread.run(work, *args, trio_token=token)
+            return self._loop.call(work, *args)
         except trio.RunFinishedError:
-            raise self._closed() from self._broken_by
+            raise self._closed() from self._loop.failure
         except trio.Cancelled as error:
             raise UnknownOutcomeError(
                 "the client was closed during the call; what it sent may be stored"
@@ -241,12 +286,12 @@ class BlockingClient(_Closing):
         return BlockingAdmin(self, Admin(self._open()))
 
     def _open(self) -> ClientInstance:
-        if self._instance is None or self._token is None:
+        if not self._loop.is_open:
             raise self._closed()
-        return self._instance
+        return self._loop.opened[0]
 
     def _closed(self) -> ClientClosedError:
-        broken_by = self._broken_by
+        broken_by = self._loop.failure
         why = "" if broken_by is None else f": it was ended by {broken_by!r}"
         error = ClientClosedError(f"the client is closed{why}; nothing was sent")
         error.__cause__ = broken_by
@@ -254,13 +299,7 @@ class BlockingClient(_Closing):
 
     def close(self) -> None:
         """Close producers, consumers and the instance, and end the thread. Idempotent."""
-        token = self._token
-        if token is not None:
-            try:
-                trio.from_thread.run_sync(self._stop.set, trio_token=token)
-            except trio.RunFinishedError:
-                self._token = None
-        self._thread.join(JOIN_TIMEOUT_S)
+        self._loop.close()
 
 
 class _Held(NamedTuple):
@@ -382,7 +421,7 @@ class BlockingPullConsumer(_Face[PullConsumer]):
     committed_offset = called(PullConsumer.committed_offset)
 
 
-class BlockingPushConsumer(_Closing, _Face[PushConsumer]):
+class BlockingPushConsumer(Closing, _Face[PushConsumer]):
     """`PushConsumer` for blocking callers. Use it in ``with``, or not."""
 
     def __init__(self, client: BlockingClient, consumer: PushConsumer, held: _Held) -> None:

@@ -32,6 +32,7 @@ from dledger.cli.ports import free_ports
 from dledger.client.admin.admin import Admin
 from dledger.client.connect import connect
 from dledger.client.core.client_instance import ClientConfig, ClientInstance
+from dledger.client.core.client_state import part_of
 from dledger.commitlog.disk import OsDisk
 from dledger.namesrv.config import NamesrvConfig
 from dledger.namesrv.server import serve_namesrv
@@ -75,7 +76,22 @@ class _Member:
     ended: trio.Event = field(default_factory=trio.Event)
 
 
-class EmbeddedCluster:
+class _ClusterOfTests:
+    """What both kinds of clusters have."""
+
+    name_server_addr: str
+
+    def client(self, config: ClientConfig | None = None) -> ClientInstance:
+        """Return a client of this cluster, not yet open."""
+        return connect(self.name_server_addr, config)
+
+    async def create_topic(self, topic: str, *, queue_nums: int = 4) -> None:
+        """Create a topic; it can be written and read when this returns."""
+        async with self.client() as client:
+            await Admin(client).create_topic(topic, queue_nums=queue_nums)
+
+
+class EmbeddedCluster(_ClusterOfTests):
     """The cluster that `embedded_cluster` runs."""
 
     can_partition: Final = True
@@ -189,15 +205,6 @@ class EmbeddedCluster:
             left_s -= step_s
             clock.jump(step_s)
             await trio.testing.wait_all_tasks_blocked(SETTLE_S)
-
-    def client(self, config: ClientConfig | None = None) -> ClientInstance:
-        """Return a client of this cluster, not yet open."""
-        return connect(self.name_server_addr, config)
-
-    async def create_topic(self, topic: str, *, queue_nums: int = 4) -> None:
-        """Create a topic; it can be written and read when this returns."""
-        async with self.client() as client:
-            await Admin(client).create_topic(topic, queue_nums=queue_nums)
 
     async def _run(
         self, member: _Member, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
@@ -352,18 +359,14 @@ def _addresses(config: BrokerConfig) -> list[tuple[str, int]]:
 # -------------------------------------------------------------------------- in processes of its own
 
 
-class ProcessCluster:
+class ProcessCluster(_ClusterOfTests):
     """The cluster that `process_cluster` runs."""
 
     can_partition: Final = False
 
     def __init__(self, cluster: LocalCluster) -> None:
+        self.name_server_addr = cluster.namesrv_address
         self._cluster = cluster
-
-    @property
-    def name_server_addr(self) -> str:
-        """``host:port`` for clients."""
-        return self._cluster.namesrv_address
 
     @property
     def brokers(self) -> tuple[str, ...]:
@@ -378,21 +381,10 @@ class ProcessCluster:
         """
         return await self._cluster.wait_leader(other_than=other_than)
 
-    async def start(self, name: str) -> None:
-        """Start a broker that does not run; returns when its process exists."""
-        await self._cluster.start(name)
-
-    async def kill(self, name: str) -> None:
-        """SIGKILL a broker."""
-        await self._cluster.kill(name)
-
-    async def stop(self, name: str) -> None:
-        """Stop a broker cleanly."""
-        await self._cluster.stop(name)
-
-    async def restart(self, name: str) -> None:
-        """Stop a broker cleanly if it runs, and start it again."""
-        await self._cluster.restart(name)
+    start = part_of("_cluster", LocalCluster.start)
+    kill = part_of("_cluster", LocalCluster.kill)
+    stop = part_of("_cluster", LocalCluster.stop)
+    restart = part_of("_cluster", LocalCluster.restart)
 
     async def partition(self, sides: Sequence[Iterable[str]]) -> None:
         """Refuse: what parts processes needs root and belongs to ``dledger-chaos``."""
@@ -400,15 +392,6 @@ class ProcessCluster:
 
     def heal(self) -> None:
         """Do nothing: there is no partition."""
-
-    def client(self, config: ClientConfig | None = None) -> ClientInstance:
-        """Return a client of this cluster, not yet open."""
-        return connect(self.name_server_addr, config)
-
-    async def create_topic(self, topic: str, *, queue_nums: int = 4) -> None:
-        """Create a topic; it can be written and read when this returns."""
-        async with self.client() as client:
-            await Admin(client).create_topic(topic, queue_nums=queue_nums)
 
 
 @asynccontextmanager

@@ -12,17 +12,14 @@ Any client may be used, of any make: it listens on loopback.
 
 from __future__ import annotations
 
-import threading
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from pathlib import Path
-from queue import SimpleQueue
-from types import TracebackType
-from typing import Final, Self, TypeVar
+from typing import Concatenate, Final, ParamSpec, TypeVar
 
 import trio
-import trio.from_thread
 
+from dledger.client.blocking import Closing, LoopThread, called, passed
 from dledger.client.consumer.pull_consumer import PullConsumer
 from dledger.client.core.client_instance import ClientInstance
 from dledger.client.core.errors import NoRouteError
@@ -111,12 +108,13 @@ async def wait_for_lag(
 
 
 T = TypeVar("T")
+P = ParamSpec("P")
 
 JOIN_TIMEOUT_S: Final = 30.0
 """Brokers have stopped cleanly long before."""
 
 
-class EmbeddedBroker:
+class EmbeddedBroker(Closing):
     """One broker, or a group of several, in a thread. Use it in ``with``, or call `close`."""
 
     def __init__(
@@ -133,111 +131,61 @@ class EmbeddedBroker:
         Raises:
             trio.TooSlowError: No leader in time; also what a broker that cannot start raises.
         """
-        self._stop = trio.Event()
-        self._failure: BaseException | None = None
-        started: SimpleQueue[tuple[EmbeddedCluster, trio.lowlevel.TrioToken] | BaseException]
-        started = SimpleQueue()
-
-        async def main() -> None:
-            async with embedded_cluster(
-                brokers=brokers, topics=topics, settings=settings, folder=folder, seed=seed
-            ) as cluster:
-                started.put((cluster, trio.lowlevel.current_trio_token()))
-                await self._stop.wait()
-
-        def run() -> None:
-            try:
-                trio.run(main)
-            except BaseException as error:  # noqa: BLE001  # raised where it is waited for
-                self._failure = error
-                started.put(error)
-
-        self._thread = threading.Thread(target=run, name="embedded-broker", daemon=True)
-        self._thread.start()
-        found = started.get()
-        if isinstance(found, BaseException):
-            self._thread.join()
-            raise found
-        self._cluster, self._token = found
+        cluster = embedded_cluster(
+            brokers=brokers, topics=topics, settings=settings, folder=folder, seed=seed
+        )
+        self._loop = LoopThread(cluster, "embedded-broker", JOIN_TIMEOUT_S)
+        # What `called` and `passed` call methods of, and by.
+        self._inner, self._client, self._call = self._loop.opened, self, self.run
 
     @property
     def name_server_addr(self) -> str:
         """``host:port`` for clients."""
-        return self._cluster.name_server_addr
+        return self._inner.name_server_addr
 
     @property
     def brokers(self) -> tuple[str, ...]:
         """Names of all brokers, running or not."""
-        return self._cluster.brokers
+        return self._inner.brokers
 
-    def leader(self, *, other_than: str | None = None) -> str:
-        """Return the name of the leader as soon as there is one."""
-        return self.run(lambda: self._cluster.leader(other_than=other_than))
-
-    def kill(self, name: str) -> None:
-        """End a broker as a crash does."""
-        self.run(lambda: self._cluster.kill(name))
-
-    def start(self, name: str) -> None:
-        """Start a broker that does not run."""
-        self.run(lambda: self._cluster.start(name))
-
-    def stop(self, name: str) -> None:
-        """Stop a broker cleanly."""
-        self.run(lambda: self._cluster.stop(name))
-
-    def restart(self, name: str) -> None:
-        """Stop a broker cleanly if it runs, and start it again."""
-        self.run(lambda: self._cluster.restart(name))
-
-    def partition(self, sides: Sequence[Iterable[str]]) -> None:
-        """Cut brokers of different sides off from each other."""
-        self.run(lambda: self._cluster.partition(sides))
-
-    def heal(self) -> None:
-        """End the partition."""
-
-        async def heal() -> None:
-            self._cluster.heal()
-
-        self.run(heal)
-
-    def create_topic(self, topic: str, *, queue_nums: int = 4) -> None:
-        """Create a topic; it can be written and read when this returns."""
-        self.run(lambda: self._cluster.create_topic(topic, queue_nums=queue_nums))
+    leader = called(EmbeddedCluster.leader)
+    kill = called(EmbeddedCluster.kill)
+    start = called(EmbeddedCluster.start)
+    stop = called(EmbeddedCluster.stop)
+    restart = called(EmbeddedCluster.restart)
+    partition = called(EmbeddedCluster.partition)
+    heal = passed(EmbeddedCluster.heal)
+    create_topic = called(EmbeddedCluster.create_topic)
 
     def drain(self, topic: str) -> list[MessageExt]:
         """Return every message of *topic*."""
-
-        async def work() -> list[MessageExt]:
-            async with self._cluster.client() as client:
-                return await drain(client, topic)
-
-        return self.run(work)
+        return self._with_client(drain, topic)
 
     def assert_messages(self, topic: str, bodies: Iterable[bytes]) -> None:
         """Demand that *topic* holds exactly these bodies, in any order."""
-
         __tracebackhide__ = True
-
-        async def work() -> None:
-            async with self._cluster.client() as client:
-                await assert_messages(client, topic, bodies)
-
-        self.run(work)
+        self._with_client(assert_messages, topic, bodies)
 
     def wait_for_lag(
         self, group: str, topic: str, lag: int = 0, *, timeout_s: float = 10.0
     ) -> None:
         """Wait until *group* has at most *lag* messages of *topic* left to commit."""
+        __tracebackhide__ = True
+        self._with_client(wait_for_lag, group, topic, lag, timeout_s=timeout_s)
 
+    def _with_client(
+        self,
+        function: Callable[Concatenate[ClientInstance, P], Awaitable[T]],
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> T:
         __tracebackhide__ = True
 
-        async def work() -> None:
-            async with self._cluster.client() as client:
-                await wait_for_lag(client, group, topic, lag, timeout_s=timeout_s)
+        async def work() -> T:
+            async with self._inner.client() as client:
+                return await function(client, *args, **kwargs)
 
-        self.run(work)
+        return self.run(work)
 
     def run(self, work: Callable[[], Awaitable[T]]) -> T:
         """Run *work* in the brokers' event loop and return what it returns.
@@ -247,12 +195,12 @@ class EmbeddedBroker:
         """
         __tracebackhide__ = True  # pytest leaves this frame out
         try:
-            return trio.from_thread.run(work, trio_token=self._token)
+            return self._loop.call(work)
         except AssertionError as error:
             # The way through two event loops adds nothing about what is missing.
             raise error.with_traceback(None) from None
         except trio.RunFinishedError as error:
-            raise RuntimeError("the embedded cluster has ended") from (self._failure or error)
+            raise RuntimeError("the embedded cluster has ended") from (self._loop.failure or error)
 
     def close(self) -> None:
         """Stop everything. May be called twice.
@@ -260,22 +208,7 @@ class EmbeddedBroker:
         Raises:
             BaseException: What broke a broker while it ran.
         """
-        try:
-            trio.from_thread.run_sync(self._stop.set, trio_token=self._token)
-        except trio.RunFinishedError:
-            pass
-        self._thread.join(JOIN_TIMEOUT_S)
-        failure, self._failure = self._failure, None
+        self._loop.close()
+        failure, self._loop.failure = self._loop.failure, None
         if failure is not None:
             raise failure
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()

@@ -2,36 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple
 
 import trio
 from hypercorn.config import Config
 
 from dledger.cli.local_cluster import LocalCluster, local_cluster
+from dledger.client.blocking import LoopThread
 from dledger.console.command import serve
 from dledger.console.console import ConsoleSettings
 from tests.harness.console_content import SETTINGS, filled
-from tests.harness.loop_thread import opened_in_a_thread
 
-T = TypeVar("T")
+JOIN_S = 60.0
 
 
-@dataclass
-class ConsoleCluster:
-    """A cluster with something on every page, and the address of its console."""
+class ConsoleCluster(NamedTuple):
+    """A cluster with something on every page, the address of its console, and what calls them."""
 
     cluster: LocalCluster
     address: str
-    token: trio.lowlevel.TrioToken
-
-    def call(self, work: Callable[..., Awaitable[T]], *args: Any) -> T:
-        """Run *work* in the cluster's loop and return what it returns."""
-        return trio.from_thread.run(work, *args, trio_token=self.token)
+    call: Callable[..., Any]
 
 
 @asynccontextmanager
@@ -54,5 +48,5 @@ async def console_beside_cluster(folder: Path) -> AsyncIterator[tuple[LocalClust
 @contextmanager
 def console_cluster(folder: Path) -> Iterator[ConsoleCluster]:
     """Run three brokers, their clients, and a console that allows changes."""
-    with opened_in_a_thread(console_beside_cluster(folder)) as ((cluster, address), token):
-        yield ConsoleCluster(cluster, address, token)
+    with LoopThread(console_beside_cluster(folder), "cluster", JOIN_S) as loop:
+        yield ConsoleCluster(*loop.opened, loop.call)

@@ -10,14 +10,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import trio
 
 from dledger import spark_jobs
+from dledger.cli.local_cluster import LocalCluster, lay_out
 from dledger.client.blocking import BlockingClient
 from dledger.client.core.message import Message
 from dledger.client.producer.config import ProducerConfig
 from dledger.spark_jobs.audit.compare import audit
 from tests.harness.cluster_questions import create_topic
-from tests.harness.threaded_cluster import ThreadedCluster, threaded_cluster
+from tests.harness.module_cluster import running
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -35,9 +37,9 @@ STARTS_MAX = 5
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ThreadedCluster]:
-    with threaded_cluster(tmp_path_factory.mktemp("cluster"), SETTINGS) as running:
-        yield running
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    with running(lay_out(tmp_path_factory.mktemp("cluster"), settings=SETTINGS)) as found:
+        yield found
 
 
 @pytest.fixture(scope="module")
@@ -46,9 +48,9 @@ def session(spark: SparkSession) -> SparkSession:
     return spark
 
 
-def send(cluster: ThreadedCluster, topic: str, count: int, first: int = 0) -> dict[Any, bytes]:
+def send(cluster: LocalCluster, topic: str, count: int, first: int = 0) -> dict[Any, bytes]:
     """Send messages; return the body at each place as it was acknowledged."""
-    with BlockingClient(cluster.namesrv) as client:
+    with BlockingClient(cluster.namesrv_address) as client:
         producer = client.producer("senders", ProducerConfig(send_timeout_s=60))
         futures = [
             producer.send_async(
@@ -72,18 +74,18 @@ def send(cluster: ThreadedCluster, topic: str, count: int, first: int = 0) -> di
         return found
 
 
-def new_topic(cluster: ThreadedCluster, topic: str) -> None:
-    cluster.call(lambda: create_topic([cluster.namesrv], topic, queues=QUEUES))
+def new_topic(cluster: LocalCluster, topic: str) -> None:
+    trio.run(lambda: create_topic([cluster.namesrv_address], topic, queues=QUEUES))
 
 
 @pytest.fixture(scope="module")
-def sent(cluster: ThreadedCluster) -> dict[Any, bytes]:
+def sent(cluster: LocalCluster) -> dict[Any, bytes]:
     new_topic(cluster, "batch")
     return send(cluster, "batch", SENT)
 
 
-def read(session: SparkSession, cluster: ThreadedCluster, topic: str, **options: str) -> DataFrame:
-    reader = session.read.format("dledger").option("namesrv", cluster.namesrv)
+def read(session: SparkSession, cluster: LocalCluster, topic: str, **options: str) -> DataFrame:
+    reader = session.read.format("dledger").option("namesrv", cluster.namesrv_address)
     return reader.option("topic", topic).options(**options).load()
 
 
@@ -95,7 +97,7 @@ def places(frame: DataFrame) -> dict[Any, bytes]:
 
 
 def test_a_batch_is_what_was_sent(
-    session: SparkSession, cluster: ThreadedCluster, sent: dict[Any, bytes]
+    session: SparkSession, cluster: LocalCluster, sent: dict[Any, bytes]
 ) -> None:
     frame = read(session, cluster, "batch", maxMessagesPerPartition="50")
     assert places(frame) == sent
@@ -108,7 +110,7 @@ def test_a_batch_is_what_was_sent(
 
 
 def test_offsets_and_columns_are_chosen_by_options(
-    session: SparkSession, cluster: ThreadedCluster, sent: dict[Any, bytes]
+    session: SparkSession, cluster: LocalCluster, sent: dict[Any, bytes]
 ) -> None:
     queue = "batch/broker-a/1"
     frame = read(
@@ -126,7 +128,7 @@ def test_offsets_and_columns_are_chosen_by_options(
 
 
 def test_filters_are_pushed_down_to_the_planned_ranges(
-    session: SparkSession, cluster: ThreadedCluster, sent: dict[Any, bytes]
+    session: SparkSession, cluster: LocalCluster, sent: dict[Any, bytes]
 ) -> None:
     from pyspark.sql.functions import col, lit
 
@@ -162,7 +164,7 @@ def test_filters_are_pushed_down_to_the_planned_ranges(
 
 
 def test_one_frame_may_be_filtered_twice_in_one_query(
-    session: SparkSession, cluster: ThreadedCluster, sent: dict[Any, bytes]
+    session: SparkSession, cluster: LocalCluster, sent: dict[Any, bytes]
 ) -> None:
     """With push-down Spark 4.3 would read the last planned filter's ranges for both."""
     frame = read(session, cluster, "batch")
@@ -194,10 +196,10 @@ def ended(writer: DataStreamWriter) -> StreamingQuery:
 
 
 def stream_once(
-    session: SparkSession, cluster: ThreadedCluster, topic: str, folder: Path, **options: str
+    session: SparkSession, cluster: LocalCluster, topic: str, folder: Path, **options: str
 ) -> list[Any]:
     """Read what there is into a table of files; return the progress of each batch."""
-    reader = session.readStream.format("dledger").option("namesrv", cluster.namesrv)
+    reader = session.readStream.format("dledger").option("namesrv", cluster.namesrv_address)
     frame = reader.option("topic", topic).options(**options).load()
     query = ended(
         frame.writeStream.format("parquet")
@@ -208,7 +210,7 @@ def stream_once(
 
 
 def test_a_stream_goes_on_from_its_checkpoint(
-    session: SparkSession, cluster: ThreadedCluster, tmp_path: Path
+    session: SparkSession, cluster: LocalCluster, tmp_path: Path
 ) -> None:
     new_topic(cluster, "stream")
     first = send(cluster, "stream", 250)
@@ -226,9 +228,7 @@ def test_a_stream_goes_on_from_its_checkpoint(
     assert end == {f"stream/broker-a/{queue_id}": count for queue_id, count in ends.items()}
 
 
-def test_rows_become_messages(
-    session: SparkSession, cluster: ThreadedCluster, tmp_path: Path
-) -> None:
+def test_rows_become_messages(session: SparkSession, cluster: LocalCluster, tmp_path: Path) -> None:
     new_topic(cluster, "written")
     rows = session.range(200, numPartitions=3).selectExpr(
         "concat('row ', id) as body",
@@ -236,7 +236,7 @@ def test_rows_become_messages(
         "map('id', cast(id as string)) as properties",
         "concat('id-', id) as idempotent_key",
     )
-    writer = rows.write.format("dledger").mode("append").option("namesrv", cluster.namesrv)
+    writer = rows.write.format("dledger").mode("append").option("namesrv", cluster.namesrv_address)
     writer.option("topic", "written").save()
     found = read(session, cluster, "written").collect()
     assert {bytes(row.body) for row in found} == {f"row {n}".encode() for n in range(200)}
@@ -246,13 +246,13 @@ def test_rows_become_messages(
     assert {row.keys for row in found} == {f"id-{n}" for n in range(200)}
 
     new_topic(cluster, "copied")
-    stream = session.readStream.format("dledger").option("namesrv", cluster.namesrv)
+    stream = session.readStream.format("dledger").option("namesrv", cluster.namesrv_address)
     query = ended(
         stream.option("topic", "written")
         .load()
         .selectExpr("'copied' as topic", "body")
         .writeStream.format("dledger")
-        .option("namesrv", cluster.namesrv)
+        .option("namesrv", cluster.namesrv_address)
         .option("checkpointLocation", str(tmp_path / "checkpoint"))
     )
     assert query.exception() is None
@@ -261,20 +261,21 @@ def test_rows_become_messages(
 
 
 def test_segments_of_a_stopped_broker_are_a_table(
-    session: SparkSession, cluster: ThreadedCluster, sent: dict[Any, bytes]
+    session: SparkSession, cluster: LocalCluster, sent: dict[Any, bytes]
 ) -> None:
-    running = audit(cluster.stores)
-    assert running.verdict != "parted"
-    assert not running.replicas or all(one.running for one in running.replicas)
-    cluster.stop()
-    reader = session.read.format("dledger").option("path", str(cluster.stores[0]))
+    stores = [node.store_path for node in cluster.brokers.values() if node.store_path]
+    under_way = audit(stores)
+    assert under_way.verdict != "parted"
+    assert not under_way.replicas or all(one.running for one in under_way.replicas)
+    trio.run(cluster.stop_all)
+    reader = session.read.format("dledger").option("path", str(stores[0]))
     frame = reader.option("topic", "batch").load()
     found = {place[1:]: body for place, body in places(frame).items()}
     assert found == {place[1:]: body for place, body in sent.items()}
     narrowed = reader.option("topic", "batch").option("filterPushdown", "true").load()
     narrow = narrowed.where("queue_id = 1 and queue_offset between 3 and 8")
     assert sorted(row.queue_offset for row in narrow.collect()) == [3, 4, 5, 6, 7, 8]
-    report = audit(cluster.stores)
+    report = audit(stores)
     assert (report.verdict, report.findings) == ("equal", [])
     assert report.records > SENT
 

@@ -130,7 +130,7 @@ def test_blocking_close_refuses_calls_and_ends_the_thread() -> None:
         producer.send(Message("T", b"x"))
     with pytest.raises(ClientClosedError):
         client.admin()
-    assert not client._thread.is_alive()
+    assert not client._loop.thread.is_alive()
 
 
 def test_blocking_client_that_breaks_names_the_cause() -> None:
@@ -150,7 +150,7 @@ def test_blocking_client_that_breaks_names_the_cause() -> None:
     producer = client.producer("p")
     with capture_logs() as logs:
         breaking.set()
-        client._thread.join()
+        client._loop.thread.join()
     for call in (lambda: producer.send(Message("T", b"x")), lambda: client.producer("q")):
         with pytest.raises(ClientClosedError, match=r"ended by .*; nothing was sent") as caught:
             call()
