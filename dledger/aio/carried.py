@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import operator
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from types import TracebackType
@@ -111,6 +112,21 @@ async def _fetching(
         nursery.start_soon(fetch)
         yield
         nursery.cancel_scope.cancel()
+
+
+def all_carried(kind: type[Any]) -> type[Any]:
+    """Return a class with every method and property of *kind*, whose methods are all async."""
+    members: dict[str, object] = {}
+    for name in dir(kind):
+        found = getattr(kind, name)
+        if name.startswith("_"):
+            continue
+        if isinstance(found, property):
+            members[name] = property(operator.attrgetter(f"_inner.{name}"), doc=found.__doc__)
+        else:
+            is_generator = inspect.isasyncgenfunction(found)
+            members[name] = iterated(found) if is_generator else carried(found)
+    return type(kind.__name__, (), members)
 
 
 class ScopedFace(Face[I_co]):

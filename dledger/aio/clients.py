@@ -6,12 +6,13 @@ import functools
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from types import TracebackType
-from typing import Any, Concatenate, ParamSpec, Self, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeAlias, TypeVar, cast
 
 from dledger.aio.carried import (
     Face,
     GroupFace,
     ScopedFace,
+    all_carried,
     carried,
     in_loop,
     is_async,
@@ -413,78 +414,15 @@ class LockClient(Face[queue_locks.LockClient]):
     unlock = carried(queue_locks.LockClient.unlock)
 
 
-class Admin(Face[admin.Admin]):
+if TYPE_CHECKING:
+    _EveryMethod = admin.Admin
+else:
+    _EveryMethod = all_carried(admin.Admin)
+
+
+class Admin(Face[admin.Admin], _EveryMethod):
     """`dledger.Admin` for asyncio. Holds nothing open of its own."""
 
     @taken_from(admin.Admin)
     def __init__(self) -> None:
         """Use an instance, which must be open."""
-
-    @property
-    def name_servers(self) -> tuple[str, ...]:
-        """The addresses of the NameServers that are known."""
-        return self._inner.name_servers
-
-    cluster_info = carried(admin.Admin.cluster_info)
-    raft_status = carried(admin.Admin.raft_status)
-    change_members = carried(admin.Admin.change_members)
-    cluster_health = carried(admin.Admin.cluster_health)
-    create_topic = carried(admin.Admin.create_topic)
-
-    async def update_topic(self, topic: str, **changes: Any) -> list[str]:
-        """Change *topic*; RocketMQ has one request for both, so this is `create_topic`."""
-        return await self._guest().carry(self._inner.update_topic, topic, **changes)
-
-    delete_topic = carried(admin.Admin.delete_topic)
-    topic_list = carried(admin.Admin.topic_list)
-    topic_route = carried(admin.Admin.topic_route)
-    topic_config = carried(admin.Admin.topic_config)
-    topic_configs = carried(admin.Admin.topic_configs)
-    set_topic_perm = carried(admin.Admin.set_topic_perm)
-    subscription_groups = carried(admin.Admin.subscription_groups)
-    consumer_connection = carried(admin.Admin.consumer_connection)
-    producer_connection = carried(admin.Admin.producer_connection)
-    producers = carried(admin.Admin.producers)
-    queue_owners = carried(admin.Admin.queue_owners)
-    group_progress = carried(admin.Admin.group_progress)
-    lags = carried(admin.Admin.lags)
-    plan_offset_reset = carried(admin.Admin.plan_offset_reset)
-    reset_offsets = carried(admin.Admin.reset_offsets)
-    clone_offsets = carried(admin.Admin.clone_offsets)
-    broker_stats = carried(admin.Admin.broker_stats)
-    offsets = carried(admin.Admin.offsets)
-    dead_letter_groups = carried(admin.Admin.dead_letter_groups)
-    dead_letter_group = carried(admin.Admin.dead_letter_group)
-    resend_dead_letters = carried(admin.Admin.resend_dead_letters)
-    consume_stats = carried(admin.Admin.consume_stats)
-    view_message = carried(admin.Admin.view_message)
-    change_topic = carried(admin.Admin.change_topic)
-    set_group_enabled = carried(admin.Admin.set_group_enabled)
-    change_broker_settings = carried(admin.Admin.change_broker_settings)
-    change_name_server_settings = carried(admin.Admin.change_name_server_settings)
-    name_server_view = carried(admin.Admin.name_server_view)
-    set_write_perm = carried(admin.Admin.set_write_perm)
-    max_offset_at = carried(admin.Admin.max_offset_at)
-    topic_route_data = carried(admin.Admin.topic_route_data)
-    view_message_at = carried(admin.Admin.view_message_at)
-    query_messages = carried(admin.Admin.query_messages)
-    query_unique_key = carried(admin.Admin.query_unique_key)
-    query_consume_queue = carried(admin.Admin.query_consume_queue)
-    read_queue = carried(admin.Admin.read_queue)
-    messages_by_time = carried(admin.Admin.messages_by_time)
-    message_trace = carried(admin.Admin.message_trace)
-    runtime_info = carried(admin.Admin.runtime_info)
-    broker_settings = carried(admin.Admin.broker_settings)
-    name_server_settings = carried(admin.Admin.name_server_settings)
-    name_server_views = carried(admin.Admin.name_server_views)
-    put_account = carried(admin.Admin.put_account)
-    delete_account = carried(admin.Admin.delete_account)
-    set_global_white_addresses = carried(admin.Admin.set_global_white_addresses)
-    accounts = carried(admin.Admin.accounts)
-    create_user = carried(admin.Admin.create_user)
-    update_user = carried(admin.Admin.update_user)
-    users = carried(admin.Admin.users)
-    put_policies = carried(admin.Admin.put_policies)
-    delete_policies = carried(admin.Admin.delete_policies)
-    policies = carried(admin.Admin.policies)
-    dead_letters = iterated(admin.Admin.dead_letters)
