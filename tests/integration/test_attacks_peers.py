@@ -6,6 +6,8 @@ without.
 
 from __future__ import annotations
 
+import random
+import tomllib
 from collections.abc import Iterator
 from typing import Any
 
@@ -22,13 +24,12 @@ from dledger.raft.wire import FRAME_BYTES_MAX, Kind
 from dledger.remoting.tcp import TcpNetwork
 from tests.harness import stranger as a_stranger
 from tests.harness.attacked import FORGED, attacked
-from tests.harness.eventually import all_statuses
+from tests.harness.eventually import WITHIN_S, all_statuses
 from tests.harness.local_settings import SMALL_FILES
 from tests.harness.module_cluster import running
 from tests.harness.raft_cluster import batch
 from tests.harness.stored_messages import bodies_at
 from tests.harness.stranger import Stranger, frame
-from tests.integration.test_peer_port import peer_address
 
 pytestmark = pytest.mark.slow
 
@@ -40,7 +41,18 @@ KEPT = sorted(b"kept %d" % number for number in range(BODIES))
 
 
 def hello(name: str = "evil", **changes: Any) -> bytes:
-    return a_stranger.hello(name, cluster="DefaultCluster", group="broker-a", **changes)
+    return a_stranger.hello(name, **{"cluster": "DefaultCluster", "group": "broker-a", **changes})
+
+
+REFUSED = {
+    "another cluster": hello(cluster="Other"),
+    "another group": hello(group="broker-b"),
+    "founded elsewhere": hello("n9", voters={"n9": "cd" * 16}),
+    "a newer version": hello(v="99"),
+    "no hello first": frame(Kind.VOTE, 9, 9, 9, False),
+    "HTTP": b"GET / HTTP/1.1\r\n\r\n",
+    "garbage": random.Random(3).randbytes(4096),
+}
 
 
 @pytest.fixture(scope="module", params=[{}, {"raft.secret_file": ""}], ids=["secret", "no secret"])
@@ -62,6 +74,23 @@ def cluster(
 
 def stranger() -> Stranger:
     return Stranger(TcpNetwork())
+
+
+def peer_address(cluster: LocalCluster, name: str) -> tuple[str, int]:
+    path = cluster.brokers[name].config_path
+    assert path is not None
+    peers = tomllib.loads(path.read_text())["raft"]["peers"].split(";")
+    host, _, port = next(p for p in peers if p.startswith(name)).partition("-")[2].rpartition(":")
+    return host, int(port)
+
+
+async def test_peers_that_speak_otherwise_are_refused(cluster: LocalCluster) -> None:
+    async with attacked(cluster):
+        for address in [peer_address(cluster, name) for name in cluster.brokers]:
+            for said in REFUSED.values():
+                caller = stranger()
+                assert await caller.say(address, said, seconds=WITHIN_S)
+                assert caller.heard == []
 
 
 async def test_hostile_peer_frames_end_no_broker(cluster: LocalCluster) -> None:

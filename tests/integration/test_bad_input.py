@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 import random
-import socket
 import struct
 from collections.abc import AsyncIterator, Iterator
 from functools import partial
@@ -187,51 +186,6 @@ async def test_a_name_server_ends_such_connections_too_and_serves_on(
     assert answer.code == ResponseCode.SUCCESS
     unknown = await ask(namesrv.address, 31_337)
     assert unknown.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED
-
-
-async def test_an_oversized_frame_is_refused_before_its_body_is_sent(world: World) -> None:
-    """A peer cannot make the broker take in what it is going to refuse."""
-    async with await connected(world) as stream:
-        await stream.send_all(struct.pack(">iI", 1 << 30, 20))
-        assert await closed_by_broker(stream)
-
-
-@pytest.mark.parametrize("part", [1, 4, 7, 8, 100, -1])
-async def test_a_truncated_frame_stores_nothing(world: World, part: int) -> None:
-    frame = send_frame()
-    async with await connected(world) as stream:
-        await stream.send_all(frame[:part])
-        await stream.send_eof()
-        assert await closed_by_broker(stream)
-
-
-async def test_a_reset_in_the_middle_of_a_frame_stores_nothing(world: World) -> None:
-    stream = await connected(world)
-    await stream.send_all(send_frame()[:-3])
-    stream.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    await stream.aclose()
-
-
-async def test_broker_serves_a_frame_that_comes_byte_by_byte(world: World) -> None:
-    """That it must be whole in time: test_frame_that_trickles_in_meets_the_same_deadline."""
-    frame = send_frame(b"slow")
-    async with await connected(world) as slow:
-        slow.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, True)
-        for byte in frame[:-1]:
-            await slow.send_all(bytes([byte]))
-        assert (await world.send(b"fast")).code == ResponseCode.SUCCESS
-        await slow.send_all(frame[-1:])
-        assert (await answer_on(slow)).code == ResponseCode.SUCCESS
-        world.acknowledged.append(b"slow")
-
-
-async def test_garbage_behind_a_request_does_not_take_its_answer_away(world: World) -> None:
-    async with await connected(world) as stream:
-        await stream.send_all(send_frame(b"before garbage") + struct.pack(">iI", -5, 0))
-        answer = await answer_on(stream)
-        assert answer.code == ResponseCode.SUCCESS
-        world.acknowledged.append(b"before garbage")
-        assert await closed_by_broker(stream)
 
 
 # ------------------------------------------------------------------------------ requests

@@ -21,7 +21,6 @@ from dledger.client.core.route import MessageQueue
 from dledger.client.producer.config import ProducerConfig
 from dledger.client.producer.producer import Producer
 from dledger.commitlog.record import iter_records
-from dledger.remoting.protocol.bodies import KVTable
 from dledger.remoting.protocol.codes import RequestCode
 from dledger.remoting.protocol.command import RemotingCommand
 from tests.harness.cluster_questions import ask, create_topic
@@ -127,41 +126,6 @@ async def test_slow_reader_finds_the_same_at_a_follower(cluster: LocalCluster) -
         await suggested(cluster, leader, left)
 
     await in_one_term(cluster, play_on)
-
-
-async def served(cluster: LocalCluster) -> dict[str, int]:
-    """Return how many messages each member has given to readers since it started."""
-    found = {}
-    for name, node in cluster.brokers.items():
-        answer = await ask(node.address, RequestCode.GET_BROKER_RUNTIME_INFO)
-        found[name] = int(KVTable.decode(answer.body).table["msgGetTotalTodayNow"])
-    return found
-
-
-async def test_our_sdk_follows_the_suggestion(cluster: LocalCluster) -> None:
-    await fill([cluster.namesrv_address], 40, "Sdk")
-
-    async def play(leader: str) -> None:
-        for follower in cluster.brokers:
-            await cluster.wait_caught_up(follower)
-        named = followers_of(cluster, leader)[0]
-        await suggested(cluster, leader, named, "Sdk")
-        before = await served(cluster)
-        async with (
-            connect([cluster.namesrv_address]) as client,
-            PullConsumer(client, "slow", follower_reads=True) as consumer,
-        ):
-            (queue,) = await consumer.fetch_message_queues("Sdk")
-            read: list[bytes] = []
-            while len(read) < 40:
-                result = await consumer.pull(queue, len(read), max_messages=3, timeout_s=0)
-                read += [message.body_bytes for message in result.messages]
-            assert read == [b"%d" % number for number in range(40)]
-        after = await served(cluster)
-        # The first answer is the leader's, all others come from the follower it names.
-        assert {name for name in after if after[name] > before[name]} == {leader, named}
-
-    await in_one_term(cluster, play)
 
 
 async def test_without_a_quorum_stored_messages_and_offsets_are_served(tmp_path: Path) -> None:

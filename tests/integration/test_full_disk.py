@@ -6,7 +6,6 @@ whose disk is full: tests/simulation/test_full_disk.py.
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 from collections.abc import Callable, Iterator
@@ -17,17 +16,15 @@ import pytest
 import trio
 
 from dledger.cli.local_cluster import LocalCluster, lay_out, status_of
-from dledger.cli.raft_command import transfer_leader
-from dledger.cli.topic_command import retention
 from dledger.client.connect import connect
 from dledger.client.core.message import Message
 from dledger.client.producer.config import ProducerConfig
 from dledger.client.producer.producer import Producer
 from dledger.log_report import verify_store
-from dledger.remoting.protocol.codes import RequestCode, ResponseCode
+from dledger.remoting.protocol.codes import ResponseCode
 from dledger.remoting.protocol.headers import SendMessageHeader
-from tests.harness.cluster_questions import ask, create_topic, queue_ends
-from tests.harness.eventually import WITHIN_S, all_statuses, eventually
+from tests.harness.cluster_questions import ask, create_topic
+from tests.harness.eventually import WITHIN_S
 from tests.harness.stored_messages import bodies_at
 
 BODY_BYTES = 60_000
@@ -43,13 +40,13 @@ SEND = {
 
 
 @pytest.fixture
-def small_mounts(tmp_path: Path) -> Iterator[Callable[[Path, str], None]]:
-    """Mount file systems of a given size, and give them another size later."""
-    mounted: list[Path] = []
+def small_mount(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
+    """Mount a file system of a given size, and give it another size later."""
+    place = tmp_path / "small"
 
-    def mount(place: Path, size: str) -> None:
-        place.mkdir(parents=True, exist_ok=True)
-        options = f"{'remount,' if place in mounted else ''}size={size}"
+    def mount(size: str) -> Path:
+        place.mkdir(exist_ok=True)
+        options = f"{'remount,' if place.is_mount() else ''}size={size}"
         done = subprocess.run(
             ["mount", "-t", "tmpfs", "-o", options, "dledger-test", str(place)],
             capture_output=True,
@@ -57,23 +54,11 @@ def small_mounts(tmp_path: Path) -> Iterator[Callable[[Path, str], None]]:
         )
         if done.returncode:
             pytest.skip(f"nothing can be mounted here: {done.stderr.decode().strip()}")
-        if place not in mounted:
-            mounted.append(place)
+        return place
 
     yield mount
-    for place in mounted:
+    if place.is_mount():
         subprocess.run(["umount", str(place)], check=True)
-
-
-@pytest.fixture
-def small_mount(tmp_path: Path, small_mounts: Callable[[Path, str], None]) -> Callable[[str], Path]:
-    """Mount one, and give it another size later."""
-
-    def mount(size: str) -> Path:
-        small_mounts(tmp_path / "small", size)
-        return tmp_path / "small"
-
-    return mount
 
 
 def lay_out_small(folder: Path, place: Path) -> LocalCluster:
@@ -178,115 +163,5 @@ async def test_broker_without_space_for_its_files_does_not_start(
         await cluster.start("namesrv")
         await cluster.start("n0")
         await cluster.wait_healthy()
-    finally:
-        await cluster.stop_all()
-
-
-SHORT = "short"
-
-RETENTION_SOON: dict[str, object] = {
-    # Everything about what is kept is as by default; it is looked at more often.
-    "store.retention_interval_ms": 300,
-    "raft.checkpoint_interval_ms": 300,
-}
-
-
-async def send_while_it_lasts(cluster: LocalCluster, number: int) -> tuple[list[bytes], list[str]]:
-    """Send to the leader until ten sends in a row are refused; return what was acknowledged.
-
-    With it come the outcomes of those that were not.
-    """
-    stored: list[bytes] = []
-    others: list[str] = []
-    refused = 0
-    while refused < 10:
-        leader = await cluster.wait_leader()
-        number += 1
-        body = str(number).encode().ljust(BODY_BYTES, b".")
-        answer = await ask(cluster.brokers[leader].address, 310, SEND, body, timeout_s=30)
-        if answer.code == ResponseCode.SUCCESS:
-            stored.append(body)
-            refused = 0
-            assert len(stored) < 2_000, "the disks were never full"
-        else:
-            others.append(answer.ext["outcome"])
-            refused += 1
-    return stored, others
-
-
-async def let_retention_look(cluster: LocalCluster) -> None:
-    """Wait for a whole pass of retention: the queue of a topic with a short one begins later."""
-    await retention(SHORT, "1ms", namesrv=cluster.namesrv_address, yes=True)
-
-    async def has_begun_later() -> bool:
-        ((first, end),) = (await queue_ends([cluster.namesrv_address], SHORT)).values()
-        return first == end
-
-    await eventually("the queue of a topic with a short retention begins later", has_begun_later)
-
-
-async def wait_for_ratio(cluster: LocalCluster, name: str, wanted: Callable[[float], bool]) -> None:
-    async def look() -> bool:
-        answer = await ask(cluster.brokers[name].address, RequestCode.GET_BROKER_RUNTIME_INFO)
-        table = json.loads(bytes(answer.body))["table"]
-        return wanted(float(table["commitLogDiskRatio"]))
-
-    await eventually(f"{name} sees its disk", look)
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a small file system")
-async def test_two_full_disks_of_three_give_up_nothing(
-    tmp_path: Path, small_mounts: Callable[[Path, str], None]
-) -> None:
-    settings = {**SETTINGS, **RETENTION_SOON}
-    cluster = lay_out(tmp_path / "cluster", brokers=3, settings=settings)
-    small = ("n0", "n1")
-    for name in small:
-        place = cluster.brokers[name].store_path
-        assert place is not None
-        small_mounts(place, "24m")
-    try:
-        for node in cluster.nodes:
-            await cluster.start(node.name)
-        await cluster.wait_healthy()
-        for topic in ("t", SHORT):
-            await create_topic([cluster.namesrv_address], topic, queues=1)
-        async with connect([cluster.namesrv_address]) as client, Producer(client, "p") as producer:
-            await producer.send(Message(SHORT, b"goes"))
-        if await cluster.wait_leader() not in small:
-            await transfer_leader("n0", namesrv=cluster.namesrv_address)
-            await cluster.wait_leader(other_than="n2")
-        stored, others = await send_while_it_lasts(cluster, 0)
-        assert len(stored) > 50
-        assert set(others) == {"not_stored"}
-        for name in small:
-            await wait_for_ratio(cluster, name, lambda ratio: ratio >= 0.85)
-        await let_retention_look(cluster)
-        statuses = await all_statuses(cluster)
-        assert {name: status["first_index"] for name, status in statuses.items()} == dict.fromkeys(
-            cluster.brokers, 1
-        )
-        assert await bodies_at(cluster.namesrv_address, "t") == stored
-        for name in small:
-            place = cluster.brokers[name].store_path
-            assert place is not None
-            small_mounts(place, "96m")
-        await wait_for_ratio(cluster, await cluster.wait_leader(), lambda ratio: ratio < 0.85)
-        config = ProducerConfig(send_timeout_s=30)
-        async with (
-            connect([cluster.namesrv_address]) as client,
-            Producer(client, "p", config) as producer,
-        ):
-            await producer.send(Message("t", b"after"))
-        assert await bodies_at(cluster.namesrv_address, "t") == [*stored, b"after"]
-        for name in cluster.brokers:
-            await cluster.wait_caught_up(name)
-        ends = {
-            (status["first_index"], status["applied_index"], status["applied_chain"])
-            for status in (await all_statuses(cluster)).values()
-        }
-        assert len(ends) == 1, "every replica has the same log, from its first entry on"
-        assert all(node.running for node in cluster.brokers.values())
     finally:
         await cluster.stop_all()

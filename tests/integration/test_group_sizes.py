@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from pathlib import Path
 
 import pytest
@@ -87,25 +86,3 @@ async def test_a_member_alone_does_not_wait_for_a_leader(
             began = trio.current_time()
             await groups.leader()
             assert trio.current_time() - began < 0.25
-
-
-@pytest.mark.parametrize(
-    ("setting", "value"),
-    [("store.flush_disk_type", "ASYNC_FLUSH"), ("broker.broker_role", "ASYNC_MASTER")],
-)
-async def test_weaker_modes_name_their_risk_and_survive_a_kill(
-    tmp_path: Path, setting: str, value: str
-) -> None:
-    """A process that dies leaves its pages to the kernel: what was replicated is kept."""
-    async with local_cluster(tmp_path, settings={**SMALL_FILES, setting: value}) as cluster:
-        await create_topic([cluster.namesrv_address], "t", queues=1)
-        await send_and_read(cluster)
-        for name in cluster.brokers:
-            assert [text for text in warnings_of(cluster, name) if value in text and "lose" in text]
-            await cluster.wait_caught_up(name)
-        leader = await cluster.wait_leader()
-        await cluster.kill(leader, signal.SIGKILL)
-        await cluster.wait_leader(other_than=leader)
-        await send_and_read(cluster, SENDS)
-        await cluster.start(leader)
-        await cluster.wait_caught_up(leader)

@@ -13,7 +13,6 @@ import trio.testing
 import trustme
 
 from dledger.commitlog.disk import OsDisk
-from dledger.commitlog.errors import ConfigError
 from dledger.namesrv.config import NamesrvConfig
 from dledger.namesrv.server import serve_namesrv
 from dledger.remoting.connection import Connection
@@ -26,7 +25,6 @@ from tests.harness.metrics_page import MetricsPage
 from tests.unit.namesrv.world import ask, config_in, register, register_body, route, running_namesrv
 
 A, B = "10.0.0.1:10911", "10.0.0.2:10911"
-ORDER = {"namespace": "ORDER_TOPIC_CONFIG", "key": "T1"}
 
 
 async def test_broken_connection_removes_its_broker(tmp_path: Path) -> None:
@@ -178,51 +176,6 @@ async def test_a_connection_that_still_serves_a_living_broker_is_kept(
         found = await route(shared)
         assert found is not None
         assert found.broker_datas[0].broker_addrs == {0: A}
-
-
-async def test_restart_keeps_values_and_restores_routes(
-    tmp_path: Path, autojump_clock: object
-) -> None:
-    async with running_namesrv(config_in(tmp_path, listen_port=0)) as world:
-        connection = await world.connect()
-        await ask(connection, RequestCode.PUT_KV_CONFIG, {**ORDER, "value": "broker-a:4"})
-        await register(connection, A, 0, register_body(filters=["f:1"]))
-        await register(connection, B, 1)
-        before = await route(connection)
-    async with running_namesrv(config_in(tmp_path, listen_port=0)) as world:
-        connection = await world.connect()
-        assert (await ask(connection, RequestCode.GET_KV_CONFIG, ORDER)).ext == {
-            "value": "broker-a:4"
-        }
-        assert await route(connection) is None
-        await register(connection, B, 1)
-        await register(connection, A, 0, register_body(filters=["f:1"]))
-        assert await route(connection) == before
-
-
-async def test_a_damaged_key_value_file_stops_the_start(tmp_path: Path) -> None:
-    (tmp_path / "kvConfig.json").write_text("{")
-    with pytest.raises(ConfigError, match="is damaged"):
-        await serve_namesrv(
-            config_in(tmp_path, listen_port=0),
-            clock=TrioClock(),
-            rng=SystemRng(),
-            network=TcpNetwork(),
-            disk=OsDisk(),
-        )
-
-
-async def test_a_taken_port_is_named(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        with pytest.raises(OSError, match=rf"cannot listen on 127\.0\.0\.1:{port}: Address"):
-            await serve_namesrv(
-                config_in(tmp_path, listen_port=port),
-                clock=TrioClock(),
-                rng=SystemRng(),
-                network=TcpNetwork(),
-                disk=OsDisk(),
-            )
 
 
 async def test_routes_are_served_between_registrations(

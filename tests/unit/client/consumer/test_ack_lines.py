@@ -57,17 +57,6 @@ def acks(broker: PopBroker) -> list[tuple[int, int]]:
     return [each for each in broker.seen if each[0] in (SINGLE, BATCH)]
 
 
-async def test_lone_ack_is_a_request_of_its_own_at_once(
-    broker: PopBroker, consumer: SimpleConsumer
-) -> None:
-    messages = await consumer.receive(2)
-    before_s = trio.current_time()
-    await consumer.ack(messages[0])
-    assert trio.current_time() - before_s == pytest.approx(broker.delay_s)
-    assert acks(broker) == [(SINGLE, 1)]
-    assert broker.acked == {0}
-
-
 async def test_acks_of_one_moment_share_a_request(
     broker: PopBroker, consumer: SimpleConsumer
 ) -> None:
@@ -132,20 +121,6 @@ async def test_each_caller_gets_its_own_result(broker: PopBroker, consumer: Simp
         ReceiptStaleError if place in (1, 6) else type(None) for place in range(8)
     ]
     assert broker.acked == set(range(8))
-
-
-async def test_same_receipt_twice_is_stale_once(
-    broker: PopBroker, consumer: SimpleConsumer
-) -> None:
-    first, second, *_ = await consumer.receive(8)
-    results = await acked(consumer, [first, first, second])
-    assert sorted(type(each).__name__ for each in results) == [
-        "NoneType",
-        "NoneType",
-        "ReceiptStaleError",
-    ]
-    assert results[2] is None
-    assert broker.acked == {0, 1}
 
 
 async def test_many_acks_with_one_receipt_cost_one_request(

@@ -192,10 +192,6 @@ def test_limits_hold_the_reader_back(
     assert filled(offsets, next_offset).held_back_by(limits) == held_back_by
 
 
-def test_the_limits_are_rocketmqs() -> None:
-    assert FlowLimits() == FlowLimits(1000, 100 * 1024 * 1024, 2000)
-
-
 @given(st.data())
 def test_a_model_with_sets_commits_the_same(data: st.DataObject) -> None:
     queue: ProcessQueue[Item] = ProcessQueue(0)

@@ -147,18 +147,6 @@ async def test_a_slow_listener_holds_the_reader_back(
     assert sorted(heard.bodies, key=int) == [b"%d" % i for i in range(100)]
 
 
-async def test_tags_are_compared_again_where_their_hashes_are_the_same(
-    world: World, client: ClientInstance, producer: Producer, heard: Heard
-) -> None:
-    for tag in ("Aa", "BB", "Aa"):
-        await producer.send_to(QUEUE, Message("T", tag.encode(), tags=tag))
-    async with PushConsumer(client, "c", heard, {"T": "Aa"}, FIRST):
-        await heard.wait_for(2)
-        await trio.sleep(10)
-    assert heard.bodies == [b"Aa", b"Aa"]
-    assert committed(world.groups["g"])[0] == 3
-
-
 async def test_where_a_new_group_begins(
     world: World, client: ClientInstance, producer: Producer
 ) -> None:

@@ -81,14 +81,6 @@ def test_a_message_without_unique_key_is_named_by_its_place() -> None:
     assert message.tags == ""
 
 
-def test_the_body_of_a_plain_message_is_a_view() -> None:
-    raw = bytearray(_record())
-    message = MessageExt(memoryview(raw), 0)
-    body = message.body_view
-    raw[88] = ord("B")
-    assert bytes(body) == b"Body"
-
-
 @pytest.mark.parametrize("sys_flag", [1, 0x301])
 def test_body_of_a_compressed_message_is_decompressed(sys_flag: int) -> None:
     raw = _record(zlib.compress(b"a" * 9999), sys_flag=sys_flag)

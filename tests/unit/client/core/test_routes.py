@@ -303,14 +303,6 @@ def test_route_table_keeps_all_of_a_changed_route() -> None:
     assert not table.put(changed), "equal routes are no news"
 
 
-def test_queues_are_equal_by_content_and_ordered() -> None:
-    assert MessageQueue("T", "a", 1) == MessageQueue("T", "a", 1)
-    assert MessageQueue("T", "a", 1) != MessageQueue("T", "a", 2)
-    assert hash(MessageQueue("T", "a", 1)) == hash(MessageQueue("T", "a", 1))
-    assert sorted([MessageQueue("T", "b", 0), MessageQueue("T", "a", 9)])[0].broker_name == "a"
-    assert MessageQueue("T", "a", 1) != "T"
-
-
 def test_address_lists_come_in_several_spellings() -> None:
     assert parse_address_list("a:1; b:2,a:1;;") == ["a:1", "b:2"]
     assert parse_address_list(["a:1", " b:2 "]) == ["a:1", "b:2"]
