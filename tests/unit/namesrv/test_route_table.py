@@ -27,23 +27,6 @@ from tests.harness.registrations import (
 # Registration
 
 
-def test_a_registered_leader_is_in_the_route_of_its_topics() -> None:
-    table = RouteInfoManager()
-    result = table.register_broker(registration(), 0)
-    assert (result.master_addr, result.ha_server_addr) == ("", "")
-    route = table.route("T1")
-    assert route is not None
-    assert route.queue_datas == [
-        QueueData(
-            broker_name="broker-a", read_queue_nums=4, write_queue_nums=4, perm=6, topic_sys_flag=0
-        )
-    ]
-    assert [(b.cluster, b.broker_name, b.broker_addrs) for b in route.broker_datas] == [
-        (CLUSTER, "broker-a", {0: A})
-    ]
-    assert table.route("T3") is None
-
-
 def test_fail_over_moves_id_0() -> None:
     table = RouteInfoManager()
     table.register_broker(registration(A, 0, filters=("f:1",), data_version=version(state=5)), 0)
@@ -55,18 +38,6 @@ def test_fail_over_moves_id_0() -> None:
     assert table.filter_server_table == {}
     table.register_broker(registration(A, 1, data_version=version(state=6)), 2)
     assert addrs_of(table, "T1") == {0: B, 1: A, 3: C}
-
-
-def test_acting_masters_switched_over_change_the_route() -> None:
-    """The answer that is kept for clients has the switch in it."""
-    changed: list[str] = []
-    table = RouteInfoManager(on_route_change=changed.extend)
-    table.register_broker(registration(A, 0, acting=True, table=topics("T1", "T2")), 0)
-    changed.clear()
-    table.register_broker(registration(A, 0, acting=True, table=topics("T1", "T2")), 1)
-    assert not changed
-    table.register_broker(registration(A, 0, acting=False, table=topics("T1", "T2")), 2)
-    assert sorted(changed) == ["T1", "T2"]
 
 
 def test_rule_5_acting_master_stands_as_id_0() -> None:
@@ -83,14 +54,6 @@ def test_rule_5_acting_master_stands_as_id_0() -> None:
     route = table.route("T1")
     assert route is not None
     assert route.queue_datas[0].perm == 6
-
-
-def test_rule_6_follower_gets_the_leaders_addresses() -> None:
-    table = RouteInfoManager()
-    assert table.register_broker(registration(B, 1), 0).master_addr == ""
-    table.register_broker(registration(A, 0), 0)
-    result = table.register_broker(registration(B, 1), 0)
-    assert (result.master_addr, result.ha_server_addr) == (A, "10.0.0.1:10912")
 
 
 @pytest.mark.parametrize("empty", ["name", "addr", "cluster"])
@@ -236,9 +199,6 @@ def test_other_data_version_is_answered_changed() -> None:
     table.register_broker(registration(), 0)
     assert table.query_data_version(CLUSTER, A, version(2), 900) == (True, version())
     assert len(table.scan(1_001)) == 1
-
-
-# Filter servers
 
 
 # Operators
