@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import logging
 import tarfile
 import threading
 import time
@@ -13,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import structlog
 
 from dledger.cli.main import main
 from dledger.client.blocking import BlockingClient
@@ -24,7 +22,11 @@ from dledger.client.core.errors import ConfirmationNeededError
 from dledger.client.core.message import Message
 from dledger.testing.embedded_broker import EmbeddedBroker
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("group-commands")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.xdist_group("group-commands"),
+    pytest.mark.usefixtures("no_logs"),
+]
 
 WITHIN_S = 60.0
 
@@ -52,14 +54,6 @@ class Heard:
 def broker() -> Iterator[EmbeddedBroker]:
     with EmbeddedBroker(topics={"orders": 2}) as running:
         yield running
-
-
-@pytest.fixture(autouse=True)
-def no_logs() -> Iterator[None]:
-    """Broker and commands are one process here, and what commands print is read."""
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
-    yield
-    structlog.reset_defaults()
 
 
 class Shell:

@@ -3,31 +3,22 @@
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import structlog
 
 from dledger.cli import selftest_command
 from dledger.cli.main import main
 from dledger.testing.embedded_broker import EmbeddedBroker
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_logs")]
 
 
 @pytest.fixture(scope="module")
 def broker() -> Iterator[EmbeddedBroker]:
     with EmbeddedBroker(topics={"orders": 1}) as running:
         yield running
-
-
-@pytest.fixture(autouse=True)
-def no_logs() -> Iterator[None]:
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
-    yield
-    structlog.reset_defaults()
 
 
 def test_a_cluster_that_gives_back_what_it_took_is_good(

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
-import structlog
 
 from dledger.cli.main import main
 from dledger.client.blocking import BlockingClient
@@ -80,9 +78,10 @@ def clients(broker: EmbeddedBroker) -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def terminal(broker: EmbeddedBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def terminal(
+    no_logs: None, broker: EmbeddedBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Let commands print as on a terminal of 80 columns, and find the broker."""
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     monkeypatch.setattr("rich.console.Console.is_terminal", property(lambda _: True))
     monkeypatch.setenv("COLUMNS", str(CHARS))
     monkeypatch.setenv("TERM", "dumb")
