@@ -302,7 +302,7 @@ class Group(Proposals):
             self._commits.clear()
             # What of an earlier leadership is not applied by now was cut and never will be.
             while self._in_flight:
-                self._end_all(lost for lost, _, _ in self._next_in_flight().waiting)
+                self._end(self._next_in_flight(), "not_stored")
             self.leadership = Leadership(node.term)
             self._leadership_wake.set()
             log.info("leadership_begins", term=node.term)

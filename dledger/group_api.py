@@ -276,6 +276,7 @@ class BrokerGroup(Protocol):
         on_done: OnDone,
         *,
         is_applied: bool = True,
+        settled: Sequence[OnDone] = (),
         commits: Sequence[OffsetCommit] = (),
     ) -> None:
         """Append *batch* under the current leadership, all of it in one entry.
@@ -286,6 +287,10 @@ class BrokerGroup(Protocol):
         Args:
             is_applied: A stored batch is applied when *on_done* is called. Off: it is committed
                 then, or with ``ASYNC_MASTER`` flushed by the leader alone, and applied later.
+            settled: For what is kept beside the applied state while a proposal is in flight.
+                Each is called once, before *on_done* where both are due, when the applied state
+                shows what became of it: it is applied here, or never will be. *on_done* may have
+                been called long before, with ``unknown`` when a majority took it too late.
             commits: The consumer offsets in it. Where one expects another offset than the group
                 has, all that was appended before counted, it is not stored, with a
                 `CommitNotExpectedError`.
@@ -299,7 +304,7 @@ class BrokerGroup(Protocol):
     def kick(self) -> None:
         """Seal what was proposed, unless a flush is on its way: then its end does."""
 
-    async def submit(self, batch: RecordBatch) -> Proposed:
+    async def submit(self, batch: RecordBatch, settled: Sequence[OnDone] = ()) -> Proposed:
         """`propose`, awaited: returns a stored proposal only.
 
         Raises:

@@ -132,6 +132,7 @@ class _Pending:
     size: int
     is_applied: bool
     """Whether it is answered when it is applied, and not before."""
+    settled: Sequence[OnDone]
     commits: Sequence[OffsetCommit] = ()
 
     @property
@@ -151,6 +152,7 @@ class _InFlight:
     waiting: list[tuple[_Pending, tuple[int, ...], int]]
     is_applied: bool
     """Whether one of them is answered when it is applied, and not before."""
+    settled: list[OnDone]
     late_bytes: int = 0
     """Answered as unknown, and still on their way."""
 
@@ -264,6 +266,7 @@ class Proposals:
         on_done: OnDone,
         *,
         is_applied: bool = True,
+        settled: Sequence[OnDone] = (),
         commits: Sequence[OffsetCommit] = (),
     ) -> None:
         """Queue *batch* for the next entry; all of it goes into one.
@@ -271,6 +274,8 @@ class Proposals:
         *on_done* is called exactly once, later, never from inside this call.
 
         Args:
+            settled: Called, once each and before *on_done* where both are due, when the applied
+                state of this replica shows what became of it, however late and in whatever role.
             is_applied: A stored batch is applied by then; off: it is committed, or with
                 ``ASYNC_MASTER`` on this leader's disk.
             commits: The consumer offsets in it; append it only where they are as these expect.
@@ -299,10 +304,10 @@ class Proposals:
                 " member that is away); nothing was stored"
             )
         self._pending_bytes += size
-        self._pending.append(_Pending(batch, on_done, size, is_applied, commits))
+        self._pending.append(_Pending(batch, on_done, size, is_applied, settled, commits))
         self._expire_wake.set()
 
-    async def submit(self, batch: RecordBatch) -> Proposed:
+    async def submit(self, batch: RecordBatch, settled: Sequence[OnDone] = ()) -> Proposed:
         """`propose`, awaited.
 
         Raises:
@@ -318,7 +323,7 @@ class Proposals:
             results.append(proposed)
             done.set()
 
-        self.propose(batch, on_done)
+        self.propose(batch, on_done, settled=settled)
         self.kick()
         await done.wait()
         proposed = results[0]
@@ -390,8 +395,9 @@ class Proposals:
         entry_log = self.store.log
         count = sum([len(pending.batch.sizes) for pending in taken])
         position = entry_log.position_at(index) + ENTRY_HEADER_BYTES + SIZE_FIELD_BYTES * count
-        waiting, at = [], 0
+        waiting, settled, at = [], list[OnDone](), 0
         for pending in taken:
+            settled += pending.settled
             batch, after = pending.batch, at + len(pending.batch.runs)
             first = position + int(batch.sizes[: batch.heads].sum())
             waiting.append((pending, tuple(offsets[at + batch.heads : after]), first))
@@ -404,6 +410,7 @@ class Proposals:
             deadline_s=self._clock.monotonic() + self.settings.propose_timeout_ms / 1000,
             waiting=waiting,
             is_applied=any(pending.is_applied for pending in taken),
+            settled=settled,
         )
 
     def _finish(self, pending: _Pending, proposed: Proposed) -> None:
@@ -414,8 +421,18 @@ class Proposals:
 
     def _end_all(self, lost: Iterable[_Pending], error: MQError | None = None) -> None:
         """Answer, in their turn, that these are not stored."""
-        ended = Proposed("not_stored", error=error)
+        ended, lost = Proposed("not_stored", error=error), list(lost)
+        self._settle([settled for each in lost for settled in each.settled], ended)
         self.turns.call_each(lambda each: self._finish(each, ended), lost)
+
+    def _end(self, entry: _InFlight, outcome: Outcome) -> None:
+        """Settle *entry*, and answer what waits for it still."""
+        self._settle(entry.settled, Proposed(outcome))
+        self._answer(entry, outcome)
+
+    def _settle(self, settled: Iterable[OnDone], proposed: Proposed) -> None:
+        for listener in settled:
+            self.call(listener, proposed)
 
     def _answer(
         self, entry: _InFlight, outcome: Outcome, *, may_be_unapplied: bool = False
@@ -443,10 +460,10 @@ class Proposals:
         while self._in_flight and self._in_flight[0].index <= index:
             entry = self._next_in_flight()
             if entry.index < self.store.log.first_index:
-                self._answer(entry, "unknown")  # a snapshot took its place
+                self._end(entry, "unknown")  # a snapshot took its place
                 continue
             stored = self.store.log.term_at(entry.index) == entry.term
-            self._answer(entry, "stored" if stored else "not_stored")
+            self._end(entry, "stored" if stored else "not_stored")
 
     def _next_in_flight(self) -> _InFlight:
         entry = self._in_flight.popleft()

@@ -158,8 +158,8 @@ def propose_change(
         else:
             answer(proposed)
 
-    with noting(known, (pending, change)) as done:
-        group.propose(state_batch(change), done)
+    with noting((pending, change)) as settled:
+        group.propose(state_batch(change), known, settled=settled)
 
 
 class Outcome:

@@ -53,8 +53,8 @@ class ConsumeStepProcessor:
         head = state_record(ConsumerOffsetsChange.of(offsets))
         batch = taken.batch_behind([head], born_host_of(connection))
         answer = self._records.answering(connection, command, len(taken.runs), {})
-        with noting(answer, (self._topics.pending, taken.made)) as done:
-            self._offsets.commit_step(batch, commits, done)
+        with noting((self._topics.pending, taken.made)) as settled:
+            self._offsets.commit_step(batch, commits, answer, settled)
         return DEFERRED
 
     def _commits(

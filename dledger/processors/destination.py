@@ -163,12 +163,13 @@ class Destinations:
         *,
         heads: Sequence[StateRecord] = (),
         is_applied: bool = True,
+        settled: Sequence[OnDone] = (),
     ) -> None:
         """Propose *records*, all for *target*, behind the topic *create* if there is one to make.
 
         Args:
             heads: Stand right before *records*.
-            is_applied: As `BrokerGroup.propose`; with a topic to make it always is.
+            is_applied, settled: As `BrokerGroup.propose`; a topic that is made is always applied.
         Raises:
             MQError: What `BrokerGroup.propose` raises; nothing was stored, *on_done* is not called.
         """
@@ -177,10 +178,11 @@ class Destinations:
             heads = [state_record(change), *heads]
         batch = behind_heads(heads, RecordBatch.joined(records, (target,)))
         if change is None:
-            self._group.propose(batch, on_done, is_applied=is_applied)
+            self._group.propose(batch, on_done, is_applied=is_applied, settled=settled)
         else:
-            with noting(on_done, (self._topics.pending, change)) as done:
-                self._group.propose(batch, done)
+            with noting((self._topics.pending, change)) as noted:
+                noted += settled
+                self._group.propose(batch, on_done, settled=noted)
 
 
 def check_accepts(settings: BrokerSettings) -> None:

@@ -88,6 +88,13 @@ class SendInFlight:
         else:
             self.waiting.append(tell)
 
+    def answered(self, placed: Proposed) -> None:
+        """Call all that wait with what became of it."""
+        self.proposed = placed
+        waiting, self.waiting = self.waiting, []
+        for tell in waiting:
+            tell(placed)
+
 
 @dataclass(slots=True)
 class _Flying:
@@ -107,12 +114,7 @@ class ProducerSends:
 
     def __init__(self, group: BrokerGroup) -> None:
         self._group = group
-        self._term = 0
         self._flying: dict[bytes, _Flying] = {}
-        self._undecided: dict[bytes, None] = {}
-        """Producers with a send that is answered and not applied: looked after at the next one."""
-        self._looked_at_index = 0
-        """What was applied when they were looked after."""
 
     def __len__(self) -> int:
         return sum(len(flying.sends) for flying in self._flying.values())
@@ -125,9 +127,6 @@ class ProducerSends:
                 by this request; what an earlier one did is not known.
             SequenceGapError: Not stored: one before it is missing.
         """
-        self._begin_term()
-        if self._undecided:
-            self._forget_decided()
         session = self._group.state.producers.get(stamp.producer_id)
         flying = self._flying.get(stamp.producer_id)
         if flying is not None and flying.epoch != stamp.epoch:
@@ -153,73 +152,14 @@ class ProducerSends:
         flying.floor = max(flying.floor, stamp.first_open)
         flying.sends[stamp.sequence] = send
 
-    def answered(self, send: SendInFlight, placed: Proposed) -> None:
-        """Call all that wait for *send* with what became of it."""
-        send.proposed = placed
-        self._note_answer(send, placed)
-        waiting, send.waiting = send.waiting, []
-        for tell in waiting:
-            tell(placed)
-
-    def _begin_term(self) -> None:
-        leadership = self._group.leadership
-        term = leadership.term if leadership is not None else 0
-        if term != self._term:
-            self._term = term
-            self._flying.clear()
-            self._undecided.clear()
-
-    def _note_answer(self, send: SendInFlight, proposed: Proposed) -> None:
+    def settled(self, send: SendInFlight, _proposed: Proposed) -> None:
+        """Forget *send*: what is applied shows what became of it."""
         stamp = send.stamp
         flying = self._flying.get(stamp.producer_id)
-        if flying is None or flying.sends.get(stamp.sequence) is not send:
-            return
-        if proposed.outcome == "not_stored" or self._is_applied(stamp.producer_id, stamp.sequence):
-            self._forget(stamp.producer_id, flying, stamp.sequence)
-        else:
-            self._undecided[stamp.producer_id] = None
-
-    def _forget_decided(self) -> None:
-        """Forget what was answered and is applied by now; once for each step of what is applied."""
-        applied_index = self._group.state.applied_index
-        if applied_index == self._looked_at_index:
-            return
-        self._looked_at_index = applied_index
-        for producer_id in list(self._undecided):
-            flying = self._flying.get(producer_id)
-            answered = {} if flying is None else _answered(flying)
-            is_decided = True
-            for sequence, proposed in answered.items():
-                if flying is not None and self._is_over(producer_id, flying, sequence, proposed):
-                    self._forget(producer_id, flying, sequence)
-                else:
-                    is_decided = False
-            if is_decided:
-                del self._undecided[producer_id]
-
-    def _is_over(
-        self, producer_id: bytes, flying: _Flying, sequence: int, proposed: Proposed
-    ) -> bool:
-        """Return whether no judgement needs an answered send any more."""
-        state = self._group.state
-        session = state.producers.get(producer_id)
-        if session is not None and session.epoch > flying.epoch:
-            return True  # no send of its epoch is judged any more
-        is_stored = proposed.outcome == "stored" and proposed.index <= state.applied_index
-        return is_stored or self._is_applied(producer_id, sequence)
-
-    def _forget(self, producer_id: bytes, flying: _Flying, sequence: int) -> None:
-        del flying.sends[sequence]
-        if not flying.sends:
-            del self._flying[producer_id]
-
-    def _is_applied(self, producer_id: bytes, sequence: int) -> bool:
-        session = self._group.state.producers.get(producer_id)
-        return session is not None and (sequence in session.stored or sequence < session.floor)
-
-
-def _answered(flying: _Flying) -> dict[int, Proposed]:
-    return {at: send.proposed for at, send in flying.sends.items() if send.proposed is not None}
+        if flying is not None and flying.sends.get(stamp.sequence) is send:
+            del flying.sends[stamp.sequence]
+            if not flying.sends:
+                del self._flying[stamp.producer_id]
 
 
 def _judge(stamp: ProducerStamp, session: ProducerSession | None, flying: _Flying | None) -> Judged:

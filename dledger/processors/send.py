@@ -40,7 +40,7 @@ from dledger.commitlog.record import (
 )
 from dledger.commitlog.record_batch import decode_batch
 from dledger.filters.expiry import EXPIRE_MARK, expire_after_ms
-from dledger.group_api import BrokerGroup, Proposed
+from dledger.group_api import BrokerGroup, OnDone, Proposed
 from dledger.processors.answers import (
     TRACED,
     RefusedError,
@@ -165,7 +165,7 @@ class SendProcessor:
                 records = [record]
             self._propose(connection, command, records, target, destination, stamp, timed)
         except MQError as error:
-            self._timers.not_proposed(timed)
+            self._timers.settled(timed)
             response = refusal(command, error)
             response.ext.update(TRACED)
             return response
@@ -276,7 +276,7 @@ class SendProcessor:
                 connection, header, topic, queue_id, command.body, properties, header.flag
             )
         except MQError:
-            self._timers.not_proposed(timed)
+            self._timers.settled(timed)
             raise
         return record, Run(topic, queue_id, 1), timed
 
@@ -433,17 +433,26 @@ class SendProcessor:
         stored = partial(self._answer, command, queue_id, sizes, transaction_id, handle)
         answer = answer_when_done(connection, command, self._group, stored, TRACED)
         heads: list[StateRecord] = []
+        settled: list[OnDone] = []
         if timed is not None and timed.recalls is not None:
-            answer, heads = self._timers.recalling(timed.recalls, answer)
+            heads = self._timers.recalling(timed.recalls)
+            settled.append(partial(self._timers.settled, timed))
         # Services, and a transaction's end, look for what is stored elsewhere than it was sent to.
         is_applied = target.topic != destination.topic or bool(heads)
         flight: SendInFlight | None = None
         if stamp is not None:
             flight = SendInFlight(stamp, b"".join(records), (), [answer])
             heads.append(state_record(ProducerSendChange(*stamp)))
-            answer = partial(self._sends.answered, flight)
+            answer = flight.answered
+            settled.append(partial(self._sends.settled, flight))
         self._destinations.propose(
-            destination.create, records, target, answer, heads=heads, is_applied=is_applied
+            destination.create,
+            records,
+            target,
+            answer,
+            heads=heads,
+            is_applied=is_applied,
+            settled=settled,
         )
         if flight is not None:
             self._sends.add(flight)

@@ -306,11 +306,12 @@ class SendRecordsProcessor:
         batch = taken.batch_behind(heads, born_host_of(connection))
         answer = self.answering(connection, command, runs, refused)
         flight: SendInFlight | None = None
-        if stamp is not None:
-            flight = SendInFlight(stamp, taken.records, tuple(sorted(refused)), [answer])
-            answer = partial(self._sends.answered, flight)
-        with noting(answer, (self._topics.pending, taken.made)) as done:
-            self._group.propose(batch, done, is_applied=bool(taken.create))
+        with noting((self._topics.pending, taken.made)) as settled:
+            if stamp is not None:
+                flight = SendInFlight(stamp, taken.records, tuple(sorted(refused)), [answer])
+                answer = flight.answered
+                settled.append(partial(self._sends.settled, flight))
+            self._group.propose(batch, answer, is_applied=bool(taken.create), settled=settled)
         if flight is not None:
             self._sends.add(flight)
 

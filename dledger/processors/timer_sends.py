@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from dledger.commitlog.errors import (
@@ -31,7 +32,7 @@ from dledger.commitlog.properties import (
 )
 from dledger.commitlog.record import Record
 from dledger.derived_files import KEYS_ARE_MISSING
-from dledger.group_api import BrokerGroup, OnDone, Proposed
+from dledger.group_api import BrokerGroup, Proposed
 from dledger.processors.answers import RefusedError, answer_when_done, bad_request, require_leader
 from dledger.processors.destination import check_accepts
 from dledger.processors.handles import PUB, Limit, handles, needs
@@ -134,10 +135,9 @@ class TimerRecalls:
             return None
         return record if record.topic == TIMER_TOPIC else None
 
-    def decided(self, message: ScheduledMessage, proposed: Proposed) -> None:
-        """Give the claims back, unless the recall may still be stored."""
-        if proposed.outcome != "unknown":
-            self._claims.give_back(message.offsets)
+    def settled(self, message: ScheduledMessage, _proposed: Proposed | None = None) -> None:
+        """Give the claims back: the recall is applied, or never will be."""
+        self._claims.give_back(message.offsets)
 
 
 class RecallProcessor:
@@ -165,15 +165,12 @@ class RecallProcessor:
         if not message.offsets:
             return recalled
         answer = answer_when_done(connection, command, group, lambda _: recalled)
-
-        def done(proposed: Proposed) -> None:
-            self._recalls.decided(message, proposed)
-            answer(proposed)
-
+        settled = partial(self._recalls.settled, message)
+        batch = state_batch(TimersChange(recalled=message.offsets))
         try:
-            group.propose(state_batch(TimersChange(recalled=message.offsets)), done)
+            group.propose(batch, answer, settled=[settled])
         except MQError:
-            self._recalls.decided(message, Proposed("not_stored"))
+            self._recalls.settled(message)
             raise
         return DEFERRED
 
@@ -263,26 +260,14 @@ class TimerSends:
             raise RefusedError(Condition.MESSAGE_ILLEGAL, str(error)) from error
         return TimedSend(without_timer(properties), recalls=found)
 
-    def recalling(
-        self, recalled: ScheduledMessage, on_done: OnDone
-    ) -> tuple[OnDone, list[StateRecord]]:
-        """Return the listener of a proposal that recalls a message, and what stands in it.
+    def recalling(self, recalled: ScheduledMessage) -> list[StateRecord]:
+        """Return what stands in a proposal that recalls a message; nothing where none is left."""
+        return [state_record(TimersChange(recalled=recalled.offsets))] if recalled.offsets else []
 
-        No record stands in it where nothing is left to do.
-        """
-
-        def done(proposed: Proposed) -> None:
-            self._recalls.decided(recalled, proposed)
-            on_done(proposed)
-
-        if not recalled.offsets:
-            return on_done, []
-        return done, [state_record(TimersChange(recalled=recalled.offsets))]
-
-    def not_proposed(self, timed: TimedSend | None) -> None:
-        """Forget a send that was not proposed after all."""
+    def settled(self, timed: TimedSend | None, _proposed: Proposed | None = None) -> None:
+        """Give back what a send claimed: it is settled, or was not proposed after all."""
         if timed is not None and timed.recalls is not None:
-            self._recalls.decided(timed.recalls, Proposed("not_stored"))
+            self._recalls.settled(timed.recalls)
 
 
 def handle_of(record: Record, broker_name: str) -> str:

@@ -221,7 +221,6 @@ class BrokerProcessors:
                 self.throughput.on_applied,
                 self.pull.on_applied,
                 self.pops.on_applied,
-                self.locks.on_applied,
             )
         )
         group.waiting_reads.append(lambda: self.pull.held_count + self.pops.held_count)

@@ -286,11 +286,10 @@ def rolled_message(scheduled: StoredRecord) -> Delivery:
 
 
 class TimerClaims:
-    """Offsets of the timer queue with a decision on its way, of the present term."""
+    """Offsets of the timer queue with a decision on its way."""
 
     def __init__(self, group: BrokerGroup) -> None:
         self._group = group
-        self._term = -1
         self._claimed: set[int] = set()
 
     def __len__(self) -> int:
@@ -301,7 +300,6 @@ class TimerClaims:
 
         Keep it until the decision is applied or certainly never will be.
         """
-        self._of_this_term()
         if offset in self._claimed or offset not in self._group.state.timers:
             return False
         self._claimed.add(offset)
@@ -309,14 +307,8 @@ class TimerClaims:
 
     def is_claimed(self, offset: int) -> bool:
         """Whether a decision about *offset* is on its way."""
-        self._of_this_term()
         return offset in self._claimed
 
     def give_back(self, offsets: Iterable[int]) -> None:
         """The decision about *offsets* is applied, or certainly never will be."""
         self._claimed.difference_update(offsets)
-
-    def _of_this_term(self) -> None:
-        if self._group.term != self._term:
-            self._term = self._group.term
-            self._claimed.clear()

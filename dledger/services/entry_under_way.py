@@ -38,15 +38,12 @@ class EntryUnderWay(Generic[RequestT, DecisionT]):
 
     Attributes:
         asked: The requests that it answers.
-        newest_before: Index of the newest change of this service that was applied before it.
-        is_uncertain: Whether it may be stored or not. It has arrived, or another one has, when a
-            change behind *newest_before* is applied.
+        is_late: Whether they are answered that it may be stored or not; it is not settled yet.
     """
 
     asked: list[RequestT]
     decision: DecisionT
-    newest_before: int
-    is_uncertain: bool = False
+    is_late: bool = False
 
 
 class OneEntryAtATime(ABC, Generic[RequestT, DecisionT]):
@@ -66,10 +63,11 @@ class OneEntryAtATime(ABC, Generic[RequestT, DecisionT]):
         """Decide what waits, if no entry is under way."""
 
     @abstractmethod
-    def _arrived(
-        self, entry: EntryUnderWay[RequestT, DecisionT], proposed: Proposed | None
-    ) -> None:
-        """What was under way is applied; None: its requests were answered as unknown before."""
+    def _arrived(self, entry: EntryUnderWay[RequestT, DecisionT]) -> None:
+        """What was under way is applied; its requests are answered apart."""
+
+    def _not_stored(self, entry: EntryUnderWay[RequestT, DecisionT]) -> None:
+        """What was under way never will be applied."""
 
     @abstractmethod
     def _answer(self, asked: list[RequestT], proposed: Proposed) -> None:
@@ -102,43 +100,36 @@ class OneEntryAtATime(ABC, Generic[RequestT, DecisionT]):
         """
         if not self._leads():
             raise self._not_leader()
-        if self._entry is not None and self._entry.is_uncertain:
+        if self._entry is not None and self._entry.is_late:
             raise PendingFullError("it is not known yet what became of an earlier change")
         if len(self._waiting) >= MAX_WAITING:
             raise PendingFullError(f"{MAX_WAITING} requests of this kind wait already")
         self._waiting.append(request)
         self._work()
 
-    def _see_applied(self, newest: int) -> None:
-        """See whether what is uncertain has arrived; *newest*: index of the newest change."""
-        entry = self._entry
-        if entry is not None and entry.is_uncertain and newest > entry.newest_before:
-            self._arrived(entry, None)
-
     def _answered(self, entry: EntryUnderWay[RequestT, DecisionT], proposed: Proposed) -> None:
-        is_mine = self._entry is entry and self._leads() and self._entry is entry
         match proposed.outcome:
-            case "stored" if is_mine:
-                self._arrived(entry, proposed)
-                self._group.kick()
             case "stored":
                 self._answer(entry.asked, proposed)
             case "unknown":
-                entry.is_uncertain = is_mine
+                entry.is_late = True
                 self._fail(entry.asked, UnknownOutcomeError("the change may still be stored"))
-                if is_mine:
+                if self._leads() and self._entry is entry:
                     waiting, self._waiting = self._waiting, deque()
                     self._fail(waiting, PendingFullError("an earlier change got no majority"))
             case _:
-                if is_mine:
-                    self._entry = None
-                self._not_stored(entry, proposed.error or self._not_leader())
-                if is_mine:
-                    self._work()
+                self._fail(entry.asked, proposed.error or self._not_leader())
 
-    def _not_stored(self, entry: EntryUnderWay[RequestT, DecisionT], error: MQError) -> None:
-        """End an entry that is not in the log."""
-        self._fail(entry.asked, error)
+    def _settled(self, entry: EntryUnderWay[RequestT, DecisionT], proposed: Proposed) -> None:
+        if not self._leads() or self._entry is not entry:
+            return
+        self._entry = None
+        if proposed.outcome == "stored":
+            self._arrived(entry)
+        else:
+            self._not_stored(entry)
+        self._work()
+        self._group.kick()
 
     def _fail(self, requests: Iterable[RequestT], error: MQError) -> None:
         self._group.turns.call_each(lambda request: request.fail(error), requests)

@@ -201,21 +201,18 @@ class TransactionDecisions:
         self._group = group
         self._topics = topics
         self._in_flight: dict[int, _InFlight] = {}
-        self._term = 0
 
     def __len__(self) -> int:
         return len(self._in_flight)
 
     def is_open(self, half_offset: int) -> bool:
         """Tell whether a half message may be decided now: open, and nothing in flight."""
-        return (
-            half_offset in self._group.state.transactions.open
-            and self._pending(half_offset) is None
-        )
+        is_open = half_offset in self._group.state.transactions.open
+        return is_open and half_offset not in self._in_flight
 
     def decision(self, half_offset: int) -> TransactionDecision | None:
         """Return what was decided, or is being; None while it is open, or if it is forgotten."""
-        pending = self._pending(half_offset)
+        pending = self._in_flight.get(half_offset)
         if pending is not None:
             return pending.decision
         return self._group.state.transactions.decided.get(half_offset)
@@ -226,7 +223,7 @@ class TransactionDecisions:
         At once, from inside this call, when that is known: it is applied, the wait for a majority
         is over, or there was none.
         """
-        pending = self._pending(half_offset)
+        pending = self._in_flight.get(half_offset)
         if pending is None:
             on_done(Proposed("stored"))
         elif pending.answered is not None:
@@ -254,34 +251,18 @@ class TransactionDecisions:
         if message is not None:
             records.append(message)
         records.append(state_record(TransactionsChange(decided=((half_offset, decision),))))
-        done = partial(self._done, half_offset, mine)
-        with noting(done, (self._topics.pending, change)) as answered:
-            self._group.propose(batch_of(records), answered)
+        with noting((self._topics.pending, change)) as settled:
+            settled.append(partial(self._settled, half_offset))
+            self._group.propose(batch_of(records), partial(self._done, mine), settled=settled)
         self._in_flight[half_offset] = mine
 
-    def _done(self, half_offset: int, mine: _InFlight, proposed: Proposed) -> None:
-        if self._in_flight.get(half_offset) is mine:
-            if proposed.outcome == "unknown":
-                mine.answered = proposed
-            else:
-                del self._in_flight[half_offset]
+    def _settled(self, half_offset: int, _proposed: Proposed) -> None:
+        del self._in_flight[half_offset]
+
+    def _done(self, mine: _InFlight, proposed: Proposed) -> None:
+        mine.answered = proposed
         if proposed.outcome == "stored":
             self.counts[mine.decision] += 1
         waiting, mine.waiting = mine.waiting, []
         for on_done in waiting:
             on_done(proposed)
-
-    def _pending(self, half_offset: int) -> _InFlight | None:
-        leadership = self._group.leadership
-        if leadership is None or leadership.term != self._term:
-            # All that an earlier leadership has left is applied by now, or lost.
-            self._term = 0 if leadership is None else leadership.term
-            self._in_flight.clear()
-        pending = self._in_flight.get(half_offset)
-        if pending is None or pending.answered is None:
-            return pending
-        # Of unknown outcome: it has arrived when the half message is open no more.
-        if half_offset in self._group.state.transactions.open:
-            return pending
-        del self._in_flight[half_offset]
-        return None

@@ -7,8 +7,8 @@ own progress, and waits until that is applied. This module has the rules about w
   Where no other member exists, it is set aside when the damage has lasted.
 - Nothing can be made of the message: it is set aside.
 - The entry is certainly not stored: the service pauses and reads again.
-- The outcome is unknown: the service waits until an entry behind it is applied, and so it is, or
-  the leadership is over.
+- No majority takes the entry in time: the service waits until it is applied, or the leadership is
+  over.
 
 *Set aside* is: a dead letter with the reason takes the message's place in the entry, together with
 the progress, so that it happens once. Where the stored bytes are damaged for good there is nothing
@@ -52,20 +52,19 @@ from dledger.commitlog.properties import (
     with_properties,
 )
 from dledger.commitlog.record import SYS_FLAG_TRANSACTION_MASK, encode_record
-from dledger.group_api import STOPS_NODE, AppliedListener, BrokerGroup
+from dledger.group_api import STOPS_NODE, AppliedListener, BrokerGroup, Proposed
 from dledger.remoting.protocol.topic_names import SET_ASIDE_TOPIC
 from dledger.remoting.seams import Clock
 from dledger.services.delayed_message import Delivery, delivery_batch
 from dledger.services.stored_record import StoredRecord, StoredRecords, copy_of
 from dledger.state.state_record import (
-    TimersChange,
     TopicsChange,
     behind_heads,
-    state_batch,
     state_record,
 )
 from dledger.state.table import StateChange
 from dledger.state.topics import PERM_READ, PERM_WRITE, TopicConfig
+from dledger.waiting import WakeAll
 
 SET_ASIDE_RUN: Final = Run(SET_ASIDE_TOPIC, 0, 1)
 
@@ -168,7 +167,7 @@ class LeaderLoop:
     def __post_init__(self) -> None:
         self._damaged: dict[int, float] = {}
         self._open = 0
-        self._open_term = 0
+        self._settled = WakeAll()
 
     @contextmanager
     def listening(self, listener: AppliedListener) -> Iterator[None]:
@@ -298,46 +297,35 @@ class LeaderLoop:
             LocalProtocolError: It is larger than an entry may be; nothing was stored.
         Cancellation: As `store_deliveries`.
         """
-        if term != self._open_term:
-            self._open, self._open_term = 0, term
+        outcomes: list[Proposed] = []
+
+        def settled(proposed: Proposed) -> None:
+            self._open -= 1
+            outcomes.append(proposed)
+            self._settled.set()
+
         self._open += 1
+        reason = ""
         try:
-            await self._group.submit(batch)
+            await self._group.submit(batch, [settled])
         except UnknownOutcomeError as error:
-            # It is in the log of this term: either it is applied, or this leadership ends.
-            logger.info("service_entry_unknown", service=self.name, reason=str(error))
-            await self._pass_open(term)
-        except NOT_STORED as error:
-            self._open -= 1
-            if not self.leads(term):
-                return Fate.LEADERSHIP_OVER
-            logger.warning("service_waits", service=self.name, reason=str(error))
-            return Fate.NOT_STORED
-        except LocalProtocolError:
-            self._open -= 1
-            raise
+            reason = str(error)
+            while not outcomes:
+                await self._settled.wait()
+        except (*NOT_STORED, LocalProtocolError) as error:
+            reason = str(error)
+            if not outcomes:  # not even proposed
+                self._open -= 1
+            if isinstance(error, LocalProtocolError):
+                raise
         if not self.leads(term):
             return Fate.LEADERSHIP_OVER
-        self._open -= 1
-        return Fate.APPLIED
+        if outcomes and outcomes[0].outcome == "stored":
+            return Fate.APPLIED
+        logger.warning("service_waits", service=self.name, reason=reason)
+        return Fate.NOT_STORED
 
-    async def settle(self, term: int) -> None:
-        """Wait until every entry is decided whose wait was broken off in this leadership."""
-        if term == self._open_term and self._open:
-            await self._pass_open(term)
-            self._open = 0
-
-    async def _pass_open(self, term: int) -> None:
-        """Wait until whatever was proposed before is decided, or the leadership of *term* is over.
-
-        Entries are applied in the order of their proposals: when one that changes nothing is
-        applied, whatever was proposed before it is applied, or never will be.
-        """
-        while self.leads(term):
-            try:
-                await self._group.submit(state_batch(TimersChange()))
-            except (UnknownOutcomeError, *NOT_STORED) as error:
-                logger.warning("service_waits", service=self.name, reason=str(error))
-                await self._clock.sleep(RETRY_S)
-            else:
-                return
+    async def settle(self) -> None:
+        """Wait until every entry is settled whose wait was broken off."""
+        while self._open:
+            await self._settled.wait()

@@ -167,7 +167,11 @@ class OffsetCommits:
             self._dirty.pop(slot, None)
 
     def commit_step(
-        self, batch: RecordBatch, commits: Sequence[OffsetCommit], on_done: OnDone
+        self,
+        batch: RecordBatch,
+        commits: Sequence[OffsetCommit],
+        on_done: OnDone,
+        settled: Sequence[OnDone],
     ) -> None:
         """Propose *batch*, in which *commits* are, where the group stands as they expect.
 
@@ -184,7 +188,7 @@ class OffsetCommits:
             self._propose(waiting, None)
             for slot, _ in waiting:
                 del self._dirty[slot]
-        self._group.propose(batch, on_done, commits=commits)
+        self._group.propose(batch, on_done, settled=settled, commits=commits)
 
     def topics_of(self, group: str) -> list[str]:
         """Return the topics that a consumer group has offsets in, sorted."""

@@ -9,7 +9,6 @@ a message that is sent back. A heartbeat alone makes nothing: it names any group
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -47,17 +46,13 @@ ConfigT = TypeVar("ConfigT", TopicConfig, SubscriptionGroupConfig, AccountConfig
 class _Pending(Generic[ConfigT]):
     config: ConfigT | None
     """None: the name is removed."""
-    term: int
-    until_index: int | None = None
-    """Its outcome is unknown until this entry is applied; None: there is no answer yet."""
 
 
 class PendingConfigs(Generic[ConfigT]):
     """Changes that were proposed and are not applied yet; the newest of a name wins.
 
-    Every `put` or `delete` returns what to call when the proposal is answered, however it ends. A
-    change outlives its answer when its outcome is unknown: it may still be applied as long as this
-    leadership lasts. One that is not stored leaves those before it.
+    Every `put` or `delete` returns what to call when the proposal is settled: those before it stay.
+    Only a leader has any: what is left is settled before it leads again.
     """
 
     def __init__(
@@ -70,12 +65,10 @@ class PendingConfigs(Generic[ConfigT]):
         self._applied: Callable[[str], ConfigT | None] = applied
         self._name_of: Callable[[ConfigT], str] = name_of
         # Of each name in the order of the log; a name without one is not there.
-        self._pending: dict[str, deque[_Pending[ConfigT]]] = {}
+        self._pending: dict[str, list[_Pending[ConfigT]]] = {}
 
     def __len__(self) -> int:
-        """Return how many names have a change in flight; what is applied is none any more."""
-        for name in list(self._pending):
-            self._changes(name)
+        """Return how many names have a change in flight."""
         return len(self._pending)
 
     def put(self, name: str, config: ConfigT) -> OnDone:
@@ -93,69 +86,43 @@ class PendingConfigs(Generic[ConfigT]):
 
     def removes(self, name: str) -> bool:
         """Tell whether any change in flight removes *name*, though it may be made again after."""
-        return bool(self._pending) and any(each.config is None for each in self._changes(name))
+        return any(each.config is None for each in self._changes(name))
 
     def resolve(self, name: str) -> ConfigT | None:
         """Return what *name* will be when everything in flight is applied."""
-        changes = self._changes(name) if self._pending else ()
+        changes = self._changes(name)
         return changes[-1].config if changes else self._applied(name)
 
     def _changes(self, name: str) -> Sequence[_Pending[ConfigT]]:
         """Return the changes of *name* in flight, in the order of the log."""
-        changes = self._pending.get(name)
-        if changes is None:
+        if not self._pending or self._group.leadership is None:
             return ()
-        while changes and self._is_over(changes[0]):
-            changes.popleft()
-        if not changes:
-            del self._pending[name]
-        return changes
-
-    def _is_over(self, pending: _Pending[ConfigT]) -> bool:
-        if pending.until_index is None:
-            return False
-        leadership = self._group.leadership
-        if leadership is None or leadership.term != pending.term:
-            return True
-        return pending.until_index <= self._group.state.applied_index
+        return self._pending.get(name, ())
 
     def _note(self, name: str, config: ConfigT | None) -> OnDone:
-        leadership = self._group.leadership
-        mine = _Pending(config, leadership.term if leadership else 0)
-        self._changes(name)
-        self._pending.setdefault(name, deque()).append(mine)
+        mine = _Pending(config)
+        self._pending.setdefault(name, []).append(mine)
 
-        def answered(proposed: Proposed) -> None:
-            if proposed.outcome == "unknown":
-                # It is in the log of this term, which names no place of it, and is not applied.
-                last_index = self._group.log.last_index
-                mine.until_index = max(last_index, self._group.state.applied_index + 1)
-            else:
-                self._pending[name].remove(mine)
-            self._changes(name)
+        def settled(_proposed: Proposed) -> None:
+            changes = self._pending[name]
+            changes.remove(mine)
+            if not changes:
+                del self._pending[name]
 
-        return answered
+        return settled
 
 
 @contextmanager
-def noting(
-    on_done: OnDone, *noted: tuple[PendingConfigs[Any], StateChange | None]
-) -> Iterator[OnDone]:
+def noting(*noted: tuple[PendingConfigs[Any], StateChange | None]) -> Iterator[list[OnDone]]:
     """Note changes, if there are any, as in flight once the block has proposed them.
 
-    Yields what the proposal is to call.
+    Yields what the proposal is to call when it is settled; it is filled behind the block.
     """
-    answered: list[OnDone] = []
-
-    def done(proposed: Proposed) -> None:
-        for note in answered:
-            note(proposed)
-        on_done(proposed)
-
-    yield done
+    settled: list[OnDone] = []
+    yield settled
     for pending, change in noted:
         if change is not None:
-            answered += pending.note(change)
+            settled += pending.note(change)
 
 
 class TopicView:
@@ -324,8 +291,8 @@ class KnownGroups:
             )
             changes = [change for _, change in noted if change is not None]
             if changes:
-                with noting(lambda _: None, *noted) as done:
-                    self._group.propose(state_batch(*changes), done)
+                with noting(*noted) as settled:
+                    self._group.propose(state_batch(*changes), lambda _: None, settled=settled)
         except ReplicationError as error:
             logger.info("consumer_group_not_made", group=name, reason=str(error))
         except MQError as error:

@@ -128,7 +128,6 @@ class PopGrants(OneEntryAtATime[PopAsk, PopDecision]):
 
     def on_applied(self, touched: Sequence[QueueTouched]) -> None:
         """Try held requests again; to be put into the group's `on_applied`."""
-        self._see_applied(self._group.state.pop_index)
         if not self._lines.count:
             return
         for topic, queue_id, _ in touched:
@@ -349,7 +348,7 @@ class PopGrants(OneEntryAtATime[PopAsk, PopDecision]):
         change = decision.change
         if change is None:
             return
-        entry = EntryUnderWay(asks, decision, self._group.state.pop_index)
+        entry = EntryUnderWay(asks, decision)
         creates = {letter.run.topic: letter.create for letter in decision.letters if letter.create}
         topics = [TopicsChange(put=(create,)) for create in creates.values()]
         batch = batch_of(
@@ -361,32 +360,27 @@ class PopGrants(OneEntryAtATime[PopAsk, PopDecision]):
         )
         noted = ((self._topics.pending, topic) for topic in topics)
         try:
-            with noting(partial(self._answered, entry), *noted) as done:
-                self._group.propose(batch, done)
+            with noting(*noted) as settled:
+                settled.append(partial(self._settled, entry))
+                self._group.propose(batch, partial(self._answered, entry), settled=settled)
         except MQError as error:
-            self._not_stored(entry, error)
+            self._fail(asks, error)
+            self._not_stored(entry)
             return
         self._entry = entry
         for grant in decision.grants:
             if grant.key not in self._group.state.pops:
                 self._drop_offset(grant.key)
 
-    def _not_stored(self, entry: EntryUnderWay[PopAsk, PopDecision], error: MQError) -> None:
+    def _not_stored(self, entry: EntryUnderWay[PopAsk, PopDecision]) -> None:
         # Requests held behind what it passed over go on.
-        super()._not_stored(entry, error)
         pairs = {(group, topic) for group, topic, _ in entry.decision.planned}
         self._look_again(pairs, self._group.store_time_ms)
 
-    def _arrived(
-        self, entry: EntryUnderWay[PopAsk, PopDecision], proposed: Proposed | None
-    ) -> None:
-        self._entry = None
-        if proposed is not None:
-            self._answer(entry.asked, proposed)
+    def _arrived(self, entry: EntryUnderWay[PopAsk, PopDecision]) -> None:
         for pair in {(group, topic) for group, topic, _ in entry.decision.planned}:
             self._wake(pair)
             self._note_due(pair)
-        self._work()
 
     def _answer(self, asked: list[PopAsk], proposed: Proposed) -> None:
         self._group.turns.call_each(partial(self._finish, proposed), asked)

@@ -21,7 +21,7 @@ import structlog
 
 from dledger.broker_errors import NotLeaderError
 from dledger.commitlog.errors import MQError
-from dledger.group_api import BrokerGroup, Proposed, QueueTouched
+from dledger.group_api import BrokerGroup, Proposed
 from dledger.remoting.seams import Clock
 from dledger.services.entry_under_way import EntryUnderWay, OneEntryAtATime
 from dledger.services.pending_configs import TopicView
@@ -320,10 +320,6 @@ class QueueLocks(OneEntryAtATime[_Waiting, Decision]):
         """The queues that the entry under way changes."""
         return () if self._entry is None else self._entry.decision.changing
 
-    def on_applied(self, _touched: Sequence[QueueTouched]) -> None:
-        """See whether what is in flight has arrived; to be put into the group's `on_applied`."""
-        self._see_applied(self._group.state.queue_locks_index)
-
     def _end(self) -> None:
         super()._end()
         self._leases.begin(self._clock.monotonic())
@@ -372,22 +368,19 @@ class QueueLocks(OneEntryAtATime[_Waiting, Decision]):
     def _propose(self, waiting: list[_Waiting], decision: Decision) -> None:
         change = decision.change
         assert change is not None
-        entry = EntryUnderWay(waiting, decision, self._group.state.queue_locks_index)
-
+        entry = EntryUnderWay(waiting, decision)
+        settled = [partial(self._settled, entry)]
         try:
-            self._group.propose(state_batch(change), partial(self._answered, entry))
+            answered = partial(self._answered, entry)
+            self._group.propose(state_batch(change), answered, settled=settled)
         except MQError as error:
             self._fail(waiting, error)
             return
         self._entry = entry
 
-    def _arrived(self, entry: EntryUnderWay[_Waiting, Decision], proposed: Proposed | None) -> None:
-        self._entry = None
+    def _arrived(self, entry: EntryUnderWay[_Waiting, Decision]) -> None:
         self._leases.end(entry.decision.releases)
         self._leases.renew(entry.decision.granted)
-        if proposed is not None:
-            self._tell_held(entry.asked)
-        self._work()
 
     def _confirm(self, waiting: list[_Waiting]) -> None:
         """Answer what changes nothing; a renewal only as long as this node certainly leads."""

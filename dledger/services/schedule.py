@@ -87,7 +87,7 @@ class ScheduleMessageService:
         if leadership is None:
             return
         with self._loop.listening(self._on_applied):
-            await self._loop.settle(leadership.term)
+            await self._loop.settle()
             await self._deliver_levels(leadership.term)
 
     async def _deliver_levels(self, term: int) -> None:

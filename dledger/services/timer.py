@@ -216,7 +216,7 @@ class TimerMessageService:
         if leadership is None:
             return
         with self._loop.listening(self._on_applied):
-            await self._loop.settle(leadership.term)
+            await self._loop.settle()
             self._claims.give_back(self._mine)
             self._begin()
             while self._loop.leads(leadership.term):

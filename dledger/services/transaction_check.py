@@ -116,7 +116,7 @@ class TransactionCheckService:
         if leadership is None:
             return
         with self._loop.listening(self._on_applied):
-            await self._loop.settle(leadership.term)
+            await self._loop.settle()
             await self._plan_all()
             await self._check(leadership.term)
 

@@ -68,17 +68,21 @@ class _Proposer:
         """Propose *batch*; return the list that its one answer will be in."""
         found: list[Proposed] = []
         self.answers.append(found)
+        settled: list[Proposed] = []
         proposing = True
 
         def on_done(proposed: Proposed) -> None:
             require(not proposing, "propose never answers from inside the call")
             require(not found, "a proposal is answered exactly once")
+            if proposed.outcome != "unknown":
+                require(len(settled) == 1, "what is decided is settled first, and once")
+                require(settled[0].outcome == proposed.outcome, "as it is answered")
             if proposed.outcome == "stored":
                 applied = self.group.state.applied_index
                 require(applied >= proposed.index, "a stored batch is applied when it is answered")
             found.append(proposed)
 
-        self.group.propose(batch, on_done)
+        self.group.propose(batch, on_done, settled=[settled.append])
         proposing = False
         return found
 

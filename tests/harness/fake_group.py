@@ -63,18 +63,25 @@ class Term:
 class _Waiting:
     batch: RecordBatch
     on_done: OnDone
-    is_applied: bool = True
-    commits: Sequence[OffsetCommit] = ()
+    is_applied: bool
+    settled: Sequence[OnDone]
+    commits: Sequence[OffsetCommit]
 
     @property
     def is_conditional(self) -> bool:
         return any(commit.expected is not None for commit in self.commits)
+
+    def end(self, error: MQError | None = None) -> None:
+        """Let it end as not stored."""
+        for each in (*self.settled, self.on_done):
+            each(Proposed("not_stored", error=error))
 
 
 @dataclass
 class _Appended:
     index: int
     proposals: list[tuple[OnDone, Proposed]] = field(default_factory=list)
+    settled: list[OnDone] = field(default_factory=list)
 
 
 def empty_tables() -> StateTables:
@@ -157,6 +164,7 @@ class FakeGroup:
         on_done: OnDone,
         *,
         is_applied: bool = True,
+        settled: Sequence[OnDone] = (),
         commits: Sequence[OffsetCommit] = (),
     ) -> None:
         if self.leadership is None:
@@ -167,7 +175,7 @@ class FakeGroup:
         size = len(memoryview(batch.records)) + SIZE_FIELD_BYTES * len(batch.sizes)
         if size + ENTRY_HEADER_BYTES > self.log.max_entry_bytes:
             raise LocalProtocolError(f"a batch of {size} bytes fits no entry")
-        self._waiting.append(_Waiting(batch, on_done, is_applied, commits))
+        self._waiting.append(_Waiting(batch, on_done, is_applied, settled, commits))
 
     def report_damage(self, position: int, size: int) -> None:
         self.damage_reports.append((position, size))
@@ -189,7 +197,7 @@ class FakeGroup:
     def kick(self) -> None:
         self.kicks += 1
 
-    async def submit(self, batch: RecordBatch) -> Proposed:
+    async def submit(self, batch: RecordBatch, settled: Sequence[OnDone] = ()) -> Proposed:
         results: list[Proposed] = []
         done = trio.Event()
 
@@ -197,7 +205,7 @@ class FakeGroup:
             results.append(proposed)
             done.set()
 
-        self.propose(batch, on_done)
+        self.propose(batch, on_done, settled=settled)
         await trio.sleep(self.commit_latency_s)
         self.append()
         if not self.stalled:
@@ -223,7 +231,7 @@ class FakeGroup:
             if error is None:
                 waiting.append(item)
             else:
-                item.on_done(Proposed("not_stored", error=error))
+                item.end(error)
         if not waiting:
             return
         batches = [item.batch for item in waiting]
@@ -259,6 +267,7 @@ class FakeGroup:
                 header.index,
                 self.term,
             )
+            entry.settled += item.settled
             waits = item.is_applied or not self.answers_early
             (entry.proposals if waits else early).append((item.on_done, proposed))
             run_number += count
@@ -284,23 +293,26 @@ class FakeGroup:
             self._commits.applied(index)
             self.applied.append(applied)
             while self._appended and self._appended[0].index <= index:
-                for on_done, proposed in self._appended.pop(0).proposals:
+                entry = self._appended.pop(0)
+                for settled in entry.settled:
+                    settled(Proposed("stored"))
+                for on_done, proposed in entry.proposals:
                     on_done(proposed)
             for listener in list(self.on_applied):
                 listener(applied.touched)
 
     def time_out(self) -> None:
         """Let proposers of appended entries give up waiting while the leadership goes on."""
-        appended, self._appended = self._appended, []
-        for entry in appended:
-            for on_done, _ in entry.proposals:
+        for entry in self._appended:
+            proposals, entry.proposals = entry.proposals, []
+            for on_done, _ in proposals:
                 on_done(Proposed("unknown"))
 
     def fail_waiting(self, error: MQError) -> None:
         """Let what is not appended yet end as not stored, while the leadership goes on."""
         waiting, self._waiting = self._waiting, []
         for item in waiting:
-            item.on_done(Proposed("not_stored", error=error))
+            item.end(error)
 
     def step_down(self, leader: str | None = None) -> None:
         """End the leadership: what waits is not stored, what is appended is unknown."""
@@ -308,13 +320,16 @@ class FakeGroup:
         self.leader_address = leader
         waiting, self._waiting = self._waiting, []
         for item in waiting:
-            item.on_done(Proposed("not_stored"))
+            item.end()
         self.time_out()
         self.pass_barriers(NotLeaderError(leader, self.term))
 
     def lead(self) -> None:
-        """Win a new term; what was appended turns out to be committed."""
+        """Win a new term; what was appended, and is in the log still, turns out to be committed."""
         self.apply()
+        lost, self._appended = self._appended, []
+        for settled in (each for entry in lost for each in entry.settled):
+            settled(Proposed("not_stored"))
         self.term += 1
         self.leadership = Term(self.term)
         self.leader_address = LEADER

@@ -76,9 +76,10 @@ class ServedGroup:
             on_done: OnDone,
             *,
             is_applied: bool = True,
+            settled: Sequence[OnDone] = (),
             commits: Sequence[OffsetCommit] = (),
         ) -> None:
-            propose(batch, on_done, is_applied=is_applied, commits=commits)
+            propose(batch, on_done, is_applied=is_applied, settled=settled, commits=commits)
             proposed.set()
 
         self.group.propose = noted  # type: ignore[method-assign]  # counts calls

@@ -125,6 +125,7 @@ async def test_failed_service_delivers_in_flight_once(
 
     counts = ServiceCounts()
     nursery.start_soon(fenced, service.name, run, leader.clock, counts)
+    nursery.start_soon(leader.settle_kicked, 6)
     await trio.sleep(4)
     assert (group.waiting, counts.restarts) == (1, Counter())
     inner.cancel()

@@ -43,9 +43,10 @@ async def test_new_term_does_not_wait_for_cut_entries(tmp_path: Path) -> None:
     async with running_groups(tmp_path) as groups:
         old = await groups.leader()
         await groups.isolate(old.name)
-        outcomes: list[Proposed] = []
+        outcomes, settled = list[Proposed](), list[Proposed]()
         for number in range(6):
-            old.group.propose(batch(str(number).encode()), outcomes.append)
+            settling = [settled.append]
+            old.group.propose(batch(str(number).encode()), outcomes.append, settled=settling)
             old.group.kick()
             await trio.sleep(0.01)
         between = await groups.leader(among=groups.others(old.name))
@@ -66,6 +67,7 @@ async def test_new_term_does_not_wait_for_cut_entries(tmp_path: Path) -> None:
                 groups.replicas[other].group.node.timer.leader_at_s = -1e9
             await trio.sleep(3)
         assert between is not old
+        assert [result.outcome for result in settled] == ["not_stored"] * 6
         with trio.fail_after(1):
             proposed = await old.group.submit(batch(b"new"))
         assert proposed.first_offsets == (0,)
@@ -447,21 +449,23 @@ async def test_unacknowledged_appends_are_bounded(
         def full(*_: object, **__: object) -> None:
             raise DiskFullError("no space")
 
-        outcomes: list[Proposed] = []
+        outcomes, settled = list[Proposed](), list[Proposed]()
         with monkeypatch.context() as patch:
             for replica in groups.replicas.values():
                 if replica.group is not leader:
                     patch.setattr(replica.group.store.log, "append", full)
             for _ in range(2):
-                leader.propose(batch(bytes(9_000)), outcomes.append)
+                leader.propose(batch(bytes(9_000)), outcomes.append, settled=[settled.append])
                 leader.kick()
             await trio.sleep(5)
             assert [result.outcome for result in outcomes] == ["unknown"] * 2
+            assert not settled
             assert leader.leadership is not None
             with pytest.raises(PendingFullError):
                 leader.propose(batch(bytes(9_000)), outcomes.append)
         await trio.sleep(2)
         assert (await leader.submit(batch(bytes(9_000)))).first_offsets == (2,)
+        assert [result.outcome for result in settled] == ["stored"] * 2
         nursery.cancel_scope.cancel()
     for replica in groups.replicas.values():
         replica.group.store.close(clean=False)

@@ -68,7 +68,8 @@ class Sender:
             stamp, record, (), [lambda placed: self.reported.update({name: placed})]
         )
         batch = behind_heads([noted], RecordBatch.joined([record], [Run("T", 0, 1)]))
-        self.group.propose(batch, partial(self.sends.answered, flight), is_applied=False)
+        settled = [partial(self.sends.settled, flight)]
+        self.group.propose(batch, flight.answered, is_applied=False, settled=settled)
         self.sends.add(flight)
 
 

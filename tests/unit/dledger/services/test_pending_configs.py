@@ -52,16 +52,6 @@ def test_what_is_applied_is_in_flight_no_more(
     assert pending.resolve("U") == TopicConfig("U", 1, 1)
 
 
-def test_unknown_removal_keeps_the_topic_closed(
-    group: FakeGroup, pending: PendingConfigs[TopicConfig]
-) -> None:
-    apply(group, TopicsChange(put=(OLD,)))
-    pending.delete("T")(Proposed("unknown"))
-    assert pending.removes("T")
-    apply(group, TopicsChange(delete=("T",)))
-    assert not pending.removes("T")
-
-
 def test_removal_counts_until_applied_though_made_again(
     group: FakeGroup, pending: PendingConfigs[TopicConfig]
 ) -> None:
@@ -86,28 +76,12 @@ def test_change_that_is_not_stored_forgets_none_before_it(
     assert (len(pending), pending.resolve("T")) == (0, OLD)
 
 
-def test_unknown_changes_count_though_the_last_is_as_before(
+def test_only_a_leader_has_changes_in_flight(
     group: FakeGroup, pending: PendingConfigs[TopicConfig]
 ) -> None:
     apply(group, TopicsChange(put=(OLD,)))
-    answers = [pending.put("T", NEW), pending.put("T", OLD)]
-    for config in (NEW, OLD):
-        group.propose(state_batch(TopicsChange(put=(config,))), lambda _: None)
-        group.append()
-    for answer in answers:
-        answer(Proposed("unknown"))
-    assert len(pending) == 1
-    group.settle()
-    assert len(pending) == 0
-
-
-def test_a_removal_of_unknown_outcome_ends_with_the_leadership(
-    group: FakeGroup, pending: PendingConfigs[TopicConfig]
-) -> None:
-    apply(group, TopicsChange(put=(OLD,)))
-    pending.delete("T")(Proposed("unknown"))
+    pending.delete("T")
     group.step_down()
-    group.lead()
     assert not pending.removes("T")
     assert pending.resolve("T") == OLD
 

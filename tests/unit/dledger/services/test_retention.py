@@ -76,12 +76,14 @@ class Group:
         self.leadership = Term(1)
         self.changes: list[FloorChange] = []
 
-    async def submit(self, batch: Any) -> Proposed:
+    async def submit(self, batch: Any, settled: Any) -> Proposed:
         (run,) = batch.runs
         change = decode_change(run.queue_id, checked_body(batch.records, 0)[0])
         assert isinstance(change, FloorChange)
         self.changes.append(change)
         self.state.floor = change.floor
+        for each in settled:
+            each(Proposed("stored"))
         return Proposed("stored")
 
 

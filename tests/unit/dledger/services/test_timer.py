@@ -215,15 +215,6 @@ async def test_a_message_is_not_delivered_by_two_entries(world: World) -> None:
         world.group.settle()
 
 
-async def test_claims_of_an_earlier_term_are_dropped(world: World) -> None:
-    world.schedule(1, b"a")
-    assert world.claims.claim(0)
-    assert not world.claims.claim(0)
-    world.group.step_down()
-    world.group.lead()
-    assert world.claims.claim(0)
-
-
 TIMES = st.lists(st.integers(0, 3 * 3600).map(lambda second: second * 1000), max_size=60)
 
 
