@@ -59,32 +59,6 @@ def cuts(data: bytes) -> st.SearchStrategy[list[bytes]]:
     return positions.map(pieces)
 
 
-@st.composite
-def mutated(draw: st.DrawFn, data: bytes) -> bytes:
-    """The bytes with a few things done to them that wires and foes do."""
-    result = bytearray(data)
-    for _ in range(draw(st.integers(1, 4))):
-        at = draw(st.integers(0, len(result)))
-        match draw(st.sampled_from(["flip", "cut", "drop", "insert", "double", "length", "swap"])):
-            case "flip" if at < len(result):
-                result[at] ^= 1 << draw(st.integers(0, 7))
-            case "cut":
-                del result[at:]
-            case "drop":
-                del result[at : at + draw(st.integers(1, 8))]
-            case "insert":
-                result[at:at] = draw(st.binary(min_size=1, max_size=8))
-            case "double":
-                result[at:at] = result[at : at + draw(st.integers(1, 40))]
-            case "length" if len(result) >= 4:
-                where = draw(st.integers(0, len(result) - 4))
-                value = draw(st.sampled_from([0, 1, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF, 0x1000000]))
-                result[where : where + 4] = value.to_bytes(4, "big")
-            case "swap":
-                result = result[at:] + result[:at]
-    return bytes(result)
-
-
 SEND_HEADERS = st.builds(
     SendMessageHeader,
     producer_group=TEXT,

@@ -41,7 +41,14 @@ from dledger.raft.identity import Hello, Identity, check_owner
 from dledger.raft.journal import TermVote
 from dledger.raft.wire import Kind, PeerFrameDecoder, encode_frame, encode_head
 from dledger.remoting.errors import BadRequestError
-from dledger.remoting.protocol.bodies import ClusterInfo, HeartbeatData, TopicRouteData
+from dledger.remoting.protocol import fastjson
+from dledger.remoting.protocol.bodies import (
+    ClusterInfo,
+    HeartbeatData,
+    RegisterBrokerBody,
+    ResetOffsetBody,
+    TopicRouteData,
+)
 from dledger.remoting.protocol.codes import RequestCode
 from dledger.remoting.protocol.command import SerializeType, request
 from dledger.remoting.protocol.frame import FrameDecoder, encode_command
@@ -273,6 +280,20 @@ def read_sent(data: bytes) -> None:
         split_records(command, sum(run.count for run in runs))
 
 
+BODIES: dict[str, tuple[bytes, Callable[[bytes], object]]] = {
+    "route": (ROUTE, TopicRouteData.decode),
+    "cluster info": (CLUSTER, ClusterInfo.decode),
+    "offset table": (
+        b'{"offsetTable":{{"brokerName":"b","queueId":1,"topic":"T"}:5}}',
+        ResetOffsetBody.decode,
+    ),
+    "registration": (
+        b'{"topicConfigSerializeWrapper":{"topicConfigTable":{"T":{"topicName":"T","perm":6}},'
+        b'"dataVersion":{"timestamp":1,"counter":2}},"filterServerList":[]}',
+        RegisterBrokerBody.decode,
+    ),
+    "dialect": (b"""{a:{'b':[{"x":1L}]},c:{"$ref":"$.a.b[0]"},0:'y'}""", fastjson.loads),
+}
 Errors = tuple[type[MQError], ...]
 DAMAGED = (CorruptRecordError, CorruptEntryError)
 TABLE: dict[str, tuple[bytes, Callable[[bytes], object], Errors, int]] = {
@@ -295,8 +316,7 @@ TABLE: dict[str, tuple[bytes, Callable[[bytes], object], Errors, int]] = {
         (ConfigError,),
         5_000,
     ),
-    "route": (ROUTE, TopicRouteData.decode, (BadRequestError,), 10_000),
-    "cluster info": (CLUSTER, ClusterInfo.decode, (BadRequestError,), 10_000),
+    **{name: (*row, (BadRequestError,), 10_000) for name, row in BODIES.items()},
     **{
         f"command {kind.name}": (
             command,
