@@ -126,11 +126,9 @@ def derive_plain(
 ) -> Derived:
     """Do what `derive` does, record by record; the reference for it."""
     view = memoryview(frame).cast("B")
-    if header.kind != KIND_RECORDS:
-        return _empty()
     sizes = record_sizes(view, header).tolist()
     *starts, end = accumulate(sizes, initial=header.body_start)
-    if not sizes or end != len(view):
+    if header.kind == KIND_RECORDS and not (sizes and end == len(view)):
         raise _corrupt(header, "record sizes do not add up")
     records = []
     for i, (start, size) in enumerate(zip(starts, sizes, strict=True)):
@@ -183,7 +181,7 @@ def derive_bulk(
     """Do what `derive` does, on columns whatever the number of records."""
     view = memoryview(frame).cast("B")
     if header.kind != KIND_RECORDS:
-        return _empty()
+        return derive_plain(view, header)
     starts = _checked_starts(view, header)
     sizes = record_sizes(view, header).astype(np.int64)
     return _derive_columns(view, starts, sizes, header, delay_ms)
@@ -496,20 +494,4 @@ def _derived(
         groups=groups,
         key_hashes=keys.hashes,
         key_phy_offsets=phy_offset[keys.rows],
-    )
-
-
-def _empty() -> Derived:
-    none, small = np.empty(0, np.int64), np.empty(0, np.int32)
-    return _derived(
-        starts=none,
-        queue_offset=none,
-        phy_offset=none,
-        size=small,
-        codes=none,
-        store_time_ms=none,
-        queue_id=small,
-        sys_flag=small,
-        groups=[],
-        keys=_Keys(small, none),
     )

@@ -75,23 +75,26 @@ _KINDS: Final = frozenset({KIND_NO_OP, KIND_RECORDS, KIND_CONFIG})
 
 
 class EntryHeader(msgspec.Struct):
-    """A frame's header. `body_start` is where the first record begins, counted in the frame."""
+    """A frame's header, as it stands there.
 
+    `body_start` is where the first record begins, counted in the frame.
+    """
+
+    magic: int
     size: int
     index: int
     term: int
     position: int
     record_count: int
     kind: int
+    format: int
     store_time_ms: int
     chain: int
     body_crc: int
-    body_start: int
-    format: int = ENTRY_FORMAT
-    magic: int = ENTRY_MAGIC
-    reserved: int = 0
-    crc: int = 0
-    pad: int = 0
+    reserved: int
+    crc: int
+    pad: int
+    body_start: int = 0
 
     @property
     def end_position(self) -> int:
@@ -141,53 +144,23 @@ def parse_header(buf: Buffer, offset: int = 0) -> EntryHeader:
     view = memoryview(buf)
     if offset < 0 or view.nbytes - offset < ENTRY_HEADER_BYTES:
         raise CorruptEntryError(f"{max(view.nbytes - offset, 0)} bytes are too few for an entry")
-    (
-        magic,
-        size,
-        index,
-        term,
-        position,
-        record_count,
-        kind,
-        format_,
-        store_time_ms,
-        chain,
-        body_crc,
-        reserved,
-        crc,
-        pad,
-    ) = _HEADER.unpack_from(view, offset)
-    if magic != ENTRY_MAGIC:
-        raise CorruptEntryError(f"magic 0x{magic:08X} at {offset} is not an entry's")
-    if crc != _header_crc(view, offset):
+    header = EntryHeader(*_HEADER.unpack_from(view, offset))
+    index, count, kind = header.index, header.record_count, header.kind
+    if header.magic != ENTRY_MAGIC:
+        raise CorruptEntryError(f"magic 0x{header.magic:08X} at {offset} is not an entry's")
+    if header.crc != _header_crc(view, offset):
         raise CorruptEntryError(f"entry header at {offset} does not fit its checksum")
-    if format_ != ENTRY_FORMAT or kind not in _KINDS:
+    if header.format != ENTRY_FORMAT or kind not in _KINDS:
         raise NewerEntryError(
-            f"entry {index} has format {format_}, kind {kind}; "
+            f"entry {index} has format {header.format}, kind {kind}; "
             f"this version knows format {ENTRY_FORMAT}, kinds up to {max(_KINDS)}"
         )
-    body_start = ENTRY_HEADER_BYTES + SIZE_FIELD_BYTES * record_count
-    if size < body_start + MIN_RECORD_BYTES * record_count:
-        raise CorruptEntryError(f"entry {index}: {size} bytes cannot hold {record_count} records")
-    if (kind == KIND_RECORDS) != (record_count > 0):
-        raise CorruptEntryError(f"entry {index} of kind {kind} has {record_count} records")
-    return EntryHeader(
-        size=size,
-        index=index,
-        term=term,
-        position=position,
-        record_count=record_count,
-        kind=kind,
-        store_time_ms=store_time_ms,
-        chain=chain,
-        body_crc=body_crc,
-        body_start=body_start,
-        format=format_,
-        magic=magic,
-        reserved=reserved,
-        crc=crc,
-        pad=pad,
-    )
+    header.body_start = ENTRY_HEADER_BYTES + SIZE_FIELD_BYTES * count
+    if header.size < header.body_start + MIN_RECORD_BYTES * count:
+        raise CorruptEntryError(f"entry {index}: {header.size} bytes cannot hold {count} records")
+    if (kind == KIND_RECORDS) != (count > 0):
+        raise CorruptEntryError(f"entry {index} of kind {kind} has {count} records")
+    return header
 
 
 def verify_frame(frame: Buffer, header: EntryHeader, prev_chain: int) -> None:
