@@ -17,7 +17,6 @@ import trio
 import trustme
 
 from dledger.cli.acl_command import convert
-from dledger.cli.config_command import diff, get, set_
 from dledger.cli.local_cluster import LocalCluster, Node, lay_out
 from dledger.client.connect import connect
 from dledger.client.consumer.pull_consumer import PullConsumer
@@ -30,7 +29,7 @@ from dledger.remoting.protocol.codes import RequestCode
 from dledger.remoting.protocol.signature import Credentials
 from dledger.remoting.tcp import client_tls
 from tests.harness.cluster_questions import ask, create_topic
-from tests.harness.eventually import logged, look_until, wait_logged
+from tests.harness.eventually import logged, look_until
 from tests.harness.local_settings import SMALL_FILES
 from tests.harness.module_cluster import running
 from tests.harness.operator_cluster import OPERATOR, SERVICE, plain_acl
@@ -227,41 +226,6 @@ async def test_the_vip_channel_sends_and_does_not_pull(guarded: Guarded) -> None
         assert "No accessKey is configured" in (refused.remark or "")
     finally:
         os.environ["DLEDGER_CREDENTIALS"] = saved
-
-
-async def test_settings_change_while_brokers_run(
-    guarded: Guarded, capsys: pytest.CaptureFixture[str]
-) -> None:
-    names = guarded.cluster.namesrv_address
-    first, *_ = (node.address for node in guarded.cluster.brokers.values())
-    assert await diff(namesrv=names) == 0
-    assert await set_("fileReservedTime=5", namesrv=names, broker=(first,), yes=True) == 0
-    node = next(node for node in guarded.cluster.brokers.values() if node.address == first)
-    line = await wait_logged(node, "retention_shortened")
-    assert line["asked_by"] == f"{OPERATOR.access_key} at 127.0.0.1"
-    capsys.readouterr()
-    assert await diff(namesrv=names, output="json") == 1
-    assert '"fileReservedTime"' in capsys.readouterr().out
-    await get("fileReservedTime", namesrv=names, broker=(first,), output="json")
-    assert '"5"' in capsys.readouterr().out
-    assert await set_("storePathRootDir=/", namesrv=names) == 1
-    assert "storePathRootDir cannot change while the broker runs" in capsys.readouterr().err
-    assert await set_("fileReservedTime=72", namesrv=names, broker=(first,)) == 0
-    assert await set_("orderMessageEnable=true", namesrv=names, name_servers=True) == 0
-    await get("orderMessageEnable", namesrv=names, name_servers=True)
-
-
-async def test_secured_group_survives_its_leader(guarded: Guarded) -> None:
-    cluster = guarded.cluster
-    names = [cluster.namesrv_address]
-    first = await cluster.wait_leader()
-    async with connect(names, guarded.config(SERVICE)) as client, Producer(client, "p") as producer:
-        await producer.send(Message("orders", b"before"))
-        await cluster.kill(first)
-        await producer.send(Message("orders", b"after"), timeout_s=30)
-    await cluster.start(first)
-    await cluster.wait_caught_up(first)
-    await cluster.wait_healthy()
 
 
 async def test_peer_port_answers_a_stranger_nothing(guarded: Guarded) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,13 +23,6 @@ pytestmark = pytest.mark.slow
 
 UNHIDDEN = ProducerConfig(send_timeout_s=60, retry_unknown=False)
 """Without retries after an unknown outcome, so that none can hide."""
-
-
-async def wait_voter(cluster: LocalCluster, name: str) -> None:
-    async def votes() -> bool:
-        return bool((await cluster.statuses()).get(name, {}).get("voter"))
-
-    await eventually(f"{name} votes", votes)
 
 
 async def wait_leads(cluster: LocalCluster, name: str) -> None:
@@ -108,30 +100,6 @@ async def test_a_rolling_restart_of_all_three_under_load_fails_no_send(whole: Lo
             await load.more(1_000)
     assert load.failed == []
     await load.is_stored(whole)
-
-
-async def test_wiped_follower_comes_back_as_a_voter(tmp_path: Path) -> None:
-    async with local_cluster(tmp_path, settings=SMALL_FILES) as cluster:
-        async with loaded(cluster) as load:
-            await load.more(18_000)
-            leader = await cluster.wait_leader()
-            follower = next(name for name in cluster.brokers if name != leader)
-            await cluster.kill(follower)
-            store = cluster.brokers[follower].store_path
-            assert store is not None
-            shutil.rmtree(store)
-            await cluster.start(follower)
-            await wait_voter(cluster, follower)
-            # Now it can stand in for another one.
-            third = next(name for name in cluster.brokers if name not in (leader, follower))
-            await cluster.kill(third)
-            await load.more(1_000)
-            await cluster.start(third)
-            await cluster.wait_caught_up(third)
-        assert load.failed == []
-        await load.is_stored(cluster)
-        statuses = await all_statuses(cluster)
-        logs_are_equal(cluster, statuses)
 
 
 async def test_members_change_by_command_under_load(tmp_path: Path) -> None:
