@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
+import trio
+from hypercorn.config import Config
 from playwright.sync_api import Browser, Page, expect
 
-from dledger.console.console import PAGES
+from dledger.cli.local_cluster import LocalCluster, local_cluster
+from dledger.client.blocking import LoopThread
+from dledger.console.command import serve
+from dledger.console.console import PAGES, ConsoleSettings
 from tests.browser.conftest import Looker
-from tests.harness.console_cluster import ConsoleCluster, console_cluster
-from tests.harness.console_content import HOSTILE, HOSTILE_KEY
+from tests.harness.console_content import HOSTILE, HOSTILE_KEY, SETTINGS, filled
 from tests.harness.module_cluster import heal
 
 pytestmark = pytest.mark.slow
@@ -35,12 +43,42 @@ MORE_PAGES = (
 )
 
 
+JOIN_S = 60.0
+"""For three brokers to stop on a busy machine."""
+
+
+class ConsoleCluster(NamedTuple):
+    """A cluster with something on every page, the address of its console, and what calls them."""
+
+    cluster: LocalCluster
+    address: str
+    call: Callable[..., Any]
+
+
+@asynccontextmanager
+async def console_beside_cluster(folder: Path) -> AsyncIterator[tuple[LocalCluster, str]]:
+    """Run three brokers, their clients, and a console that allows changes."""
+    config = Config()
+    config.bind = ["127.0.0.1:0"]
+    config.errorlog = None
+    config.graceful_timeout = 0.5
+    settings = ConsoleSettings(allow_changes=True)
+    async with (
+        local_cluster(folder, settings=SETTINGS) as cluster,
+        filled(cluster.namesrv_address),
+        trio.open_nursery() as nursery,
+    ):
+        address = await nursery.start(partial(serve, cluster.namesrv_address, settings, config, ()))
+        yield cluster, address
+        nursery.cancel_scope.cancel()
+
+
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ConsoleCluster]:
     """Return a cluster with a console."""
-    folder = tmp_path_factory.mktemp("console")
-    with console_cluster(folder / "cluster") as found:
-        yield found
+    beside = console_beside_cluster(tmp_path_factory.mktemp("console") / "cluster")
+    with LoopThread(beside, "cluster", JOIN_S) as loop:
+        yield ConsoleCluster(*loop.opened, loop.call)
 
 
 @pytest.fixture

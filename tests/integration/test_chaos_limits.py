@@ -1,29 +1,92 @@
-"""Faults of the real-process runner that come about by a plan each: limits, torn logs, clients.
+"""Faults of the real-process runner by a plan each: limits, torn logs, clients, proxies.
 
 A failing run leaves its folder; ``dledger-chaos run --plan FOLDER/plan.json`` plays it again.
 """
 
 from __future__ import annotations
 
+import json
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from dledger.jepsen_like.chaos import limits
-from dledger.jepsen_like.history.operation import F, Outcome
-from dledger.jepsen_like.plans.plan import Kind, Settings, Step
-from tests.harness.chaos_runs import events, play_plan, sent_during
+from dledger.jepsen_like.chaos.recorder import read_run
+from dledger.jepsen_like.history.operation import NOTHING, Event, F, Outcome
+from dledger.jepsen_like.plans.plan import Kind, Plan, Settings, Step, Workload, encode_plan
 
 BUSY_MAX = 0.6
 """Of a processor; a loop that spins takes all of one."""
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(limits.why_not() is not None, reason=str(limits.why_not())),
-]
+pytestmark = pytest.mark.slow
+
+needs_limits = pytest.mark.skipif(limits.why_not() is not None, reason=str(limits.why_not()))
+
+ROOT = Path(__file__).parents[2]
+
+WORKLOAD = Workload(producers=4, consumers=2, readers=1, interval_ms=20, delayed_per_mille=0)
+SETTINGS = Settings(
+    heartbeat_ms=100,
+    election_ms=800,
+    segment_bytes=262_144,
+    queue_units=30_000,
+    checkpoint_ms=3_000,
+    register_ms=5_000,
+    delay_levels="1s 2s",
+)
+"""Segments are small, so that a broker needs a descriptor for the next one every few seconds."""
 
 
+def play_plan(
+    folder: Path,
+    *steps: Step,
+    seconds: int = 12,
+    settings: Settings = SETTINGS,
+    workload: Workload = WORKLOAD,
+) -> Any:
+    """Play *steps*, hold the run to be valid, and return the output and the history."""
+    plan = folder / "plan.json"
+    plan.write_text(
+        encode_plan(Plan(7, seconds * 1000, steps, workload=workload, settings=settings))
+    )
+    done = subprocess.run(
+        [
+            *(sys.executable, "-W", "ignore", "-m", "dledger.cli.main", "chaos", "run"),
+            *("--plan", str(plan), "--store", str(folder), "--name", "run", "--output", "json"),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+        cwd=folder,
+        env={"PYTHONPATH": str(ROOT), "PATH": os.environ["PATH"]},
+    )
+    assert done.stdout, done.stderr
+    said = json.loads(done.stdout)
+    assert (done.returncode, said["verdict"], said["lost"]) == (0, "valid", 0), said
+    history, _ = read_run(folder / "run")
+    return said, history
+
+
+def events(history: Any, kind: Kind) -> list[Event]:
+    """Return the faults of a kind."""
+    return [event for event in history.events if event.kind == kind.value]
+
+
+def sent_during(history: Any, event: Event) -> int:
+    """Return how many sends were acknowledged that were called during a fault."""
+    return sum(
+        op.f == F.SEND and op.outcome == Outcome.OK and event.at_ns < op.call_ns < event.end_ns
+        for op in history.operations
+    )
+
+
+@needs_limits
 def test_broker_without_descriptors_never_spins(tmp_path: Path) -> None:
     _, history = play_plan(
         tmp_path,
@@ -39,6 +102,7 @@ def test_broker_without_descriptors_never_spins(tmp_path: Path) -> None:
     assert sent_during(history, found[0]) > 50
 
 
+@needs_limits
 @pytest.mark.hunt
 def test_leader_serves_beside_ten_thousand_idle_connections(tmp_path: Path) -> None:
     _, history = play_plan(tmp_path, Step(2_000, Kind.CONNECTIONS, "leader", 5_000), seconds=24)
@@ -54,6 +118,7 @@ def test_leader_serves_beside_ten_thousand_idle_connections(tmp_path: Path) -> N
     assert sent_during(history, event) > 0
 
 
+@needs_limits
 @pytest.mark.hunt
 def test_a_torn_tail_is_cut_and_refilled(tmp_path: Path) -> None:
     late_mark = Settings(
@@ -80,6 +145,7 @@ def test_a_torn_tail_is_cut_and_refilled(tmp_path: Path) -> None:
         assert re.search(r'"bytes": [1-9]\d*.*"event": "torn_tail_cut"', log), log[-2_000:]
 
 
+@needs_limits
 @pytest.mark.hunt
 def test_doubled_and_killed_clients_keep_a_run_valid(tmp_path: Path) -> None:
     _, history = play_plan(
@@ -98,3 +164,35 @@ def test_doubled_and_killed_clients_keep_a_run_valid(tmp_path: Path) -> None:
     )
     (mid_batch,) = events(history, Kind.MID_BATCH_KILL)
     assert not mid_batch.detail
+
+
+THROUGH_PROXIES = Workload(
+    producers=4, consumers=0, readers=1, receivers=6, interval_ms=60, delayed_per_mille=0, proxies=2
+)
+
+
+@pytest.mark.hunt
+def test_killed_proxies_lose_and_double_nothing(tmp_path: Path) -> None:
+    said, history = play_plan(
+        tmp_path,
+        Step(1_500, Kind.PROXY_KILL, "0", 2_500),
+        Step(5_000, Kind.PROXY_KILL, "all", 300),
+        seconds=12,
+        workload=THROUGH_PROXIES,
+    )
+    assert said["faults_by_kind"]["proxy_kill"] == 2
+    one, both = events(history, Kind.PROXY_KILL)
+    assert (one.node, both.node) == ("proxy0", "proxy0,proxy1")
+    # Clients go on through the other proxy, and through both when these are back.
+    assert sent_during(history, one) > 0
+    rows = history.operations
+    assert any(
+        op.f == F.SEND and op.outcome == Outcome.OK and op.call_ns > both.end_ns for op in rows
+    )
+    handed_out = [op for op in rows if op.f == F.RECEIVE and op.off != NOTHING]
+    assert {op.group for op in handed_out} == {"receivers", "receivers-in-order"}
+    assert any(op.f == F.ACK and op.outcome == Outcome.OK for op in rows)
+    for name in ("proxy0", "proxy1"):
+        log = (tmp_path / "run" / "nodes" / f"{name}.log").read_text()
+        assert log.count('"proxy_started"') >= 2, log[-2_000:]
+        assert "call_failed" not in log
