@@ -1,4 +1,4 @@
-"""The files in `deploy/`, as the tools that they are for read them."""
+"""The files in `deploy/`, as the tools that they are for read them, and queries in these."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any, Final
 
 import yaml
 
-from tests.harness.board_queries import board_queries
 from tests.harness.shipped_files import ROOT
 
 DEPLOY: Final = ROOT / "deploy"
@@ -41,3 +40,18 @@ def alerts() -> list[dict[str, Any]]:
 def watched_queries() -> list[str]:
     """Return every query of board and alerts."""
     return [*board_queries(board()), *(rule["expr"] for rule in alerts())]
+
+
+def board_queries(board: dict[str, Any]) -> list[str]:
+    """Return the query of every line and variable of a board."""
+    variables = [variable["query"]["query"] for variable in board["templating"]["list"]]
+    targets = [target for panel in board["panels"] for target in panel.get("targets", ())]
+    return [*variables, *(target["expr"] for target in targets)]
+
+
+def metrics_of(query: str) -> set[str]:
+    """Return the families that a query names; of a histogram's series, the histogram."""
+    # What stands in quotation marks or behind by (…) is a label.
+    bare = re.sub(r'"[^"]*"', "", query)
+    names = set(re.findall(r"\b((?:rocketmq|dledger)_[a-z_]+|up)\b", bare))
+    return {re.sub(r"_(bucket|count|sum)$", "", name) for name in names}

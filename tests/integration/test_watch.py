@@ -28,9 +28,8 @@ from dledger.client.consumer.pull_consumer import PullConsumer
 from dledger.client.core.message import Message
 from dledger.client.producer.producer import Producer
 from dledger.remoting.protocol.codes import RequestCode
-from tests.harness.board_queries import board_queries, metrics_of
 from tests.harness.cluster_questions import create_topic
-from tests.harness.deployed_files import DEPLOY, board, watched_queries
+from tests.harness.deployed_files import DEPLOY, board, board_queries, metrics_of, watched_queries
 from tests.harness.eventually import eventually
 from tests.harness.metrics_page import MetricsPage
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from dledger.namesrv.errors import BadRegisterBodyError
 from dledger.namesrv.registration import decode_register_body
 from dledger.remoting.protocol.bodies import RegisterBrokerBody
-from tests.harness.register_bodies import encode_compressed
+from tests.harness.registrations import encode_compressed
 from tests.unit.namesrv.world import register_body
 
 SAMPLE = register_body(["T1", "T2"], counter=5, filters=["f:1"])

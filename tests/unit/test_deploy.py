@@ -13,8 +13,14 @@ import pytest
 import yaml
 
 from dledger.cli.main import main
-from tests.harness.board_queries import metrics_of
-from tests.harness.deployed_files import DEPLOY, alerts, board, compose_services, watched_queries
+from tests.harness.deployed_files import (
+    DEPLOY,
+    alerts,
+    board,
+    compose_services,
+    metrics_of,
+    watched_queries,
+)
 from tests.harness.shipped_files import ROOT
 
 CHART = DEPLOY / "helm" / "dledger"

@@ -19,7 +19,7 @@ from dledger.remoting.connection import Connection
 from dledger.remoting.machine import TrioClock
 from dledger.remoting.protocol.codes import RequestCode
 from tests.harness.present import present
-from tests.harness.register_bodies import encode_compressed
+from tests.harness.registrations import encode_compressed
 from tests.unit.namesrv.world import (
     World,
     ask,

@@ -11,7 +11,7 @@ import pytest
 from dledger.namesrv import registration
 from dledger.namesrv.errors import BadRegisterBodyError
 from dledger.namesrv.registration import decode_register_body
-from tests.harness.register_bodies import encode_compressed
+from tests.harness.registrations import encode_compressed
 from tests.unit.namesrv.world import register_body as sample
 
 
