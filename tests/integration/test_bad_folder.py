@@ -16,12 +16,12 @@ import trio
 
 from dledger.cli.local_cluster import LocalCluster, Node, lay_out
 from dledger.client.connect import connect
-from dledger.client.consumer.pull_consumer import PullConsumer
 from dledger.client.core.message import Message
 from dledger.client.producer.producer import Producer
 from tests.harness.cluster_questions import create_topic
 from tests.harness.eventually import WITHIN_S, logged, look_until
 from tests.harness.module_cluster import running
+from tests.harness.stored_messages import bodies_at
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("bad-folder")]
 
@@ -93,12 +93,7 @@ async def goes_on_cleanly(cluster: LocalCluster) -> None:
     await cluster.wait_healthy()
     *_, started = await look_until(starts, lambda found: len(found) > before)
     assert (started["replayed"], started["unclean"]) == (0, False)
-    async with connect([cluster.namesrv_address]) as client, PullConsumer(client, "c") as consumer:
-        queues = await consumer.fetch_message_queues("t")
-        found = []
-        async for _, result in consumer.drain(queues):
-            found += [bytes(message.body) for message in result.messages]
-    assert found == BODIES
+    assert await bodies_at(cluster.namesrv_address, "t") == BODIES
     assert await cluster.stop("n0") == 0
 
 

@@ -18,7 +18,6 @@ import trio
 
 from dledger.cli.local_cluster import LocalCluster, Node, lay_out
 from dledger.client.connect import connect
-from dledger.client.consumer.pull_consumer import PullConsumer
 from dledger.client.core.client_instance import ClientInstance
 from dledger.client.core.errors import MessageIllegalError
 from dledger.client.core.message import Message
@@ -32,6 +31,7 @@ from tests.harness.cluster_questions import ask, create_topic
 from tests.harness.eventually import WITHIN_S, logged, look_until
 from tests.harness.local_settings import SMALL_FILES
 from tests.harness.module_cluster import running
+from tests.harness.stored_messages import bodies_at
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("bad-input")]
 
@@ -96,17 +96,9 @@ async def still_serves(world: World) -> AsyncIterator[None]:
     assert (await world.send(b"after %d" % next(world.numbers))).code == ResponseCode.SUCCESS
     assert world.node.running
     assert world.node.pid == pid
-    assert await stored(world) == world.acknowledged
+    stored = await bodies_at(world.cluster.namesrv_address, TOPIC)
+    assert stored == world.acknowledged
     assert logged(world.node.log_path, "handler_failed") == []
-
-
-async def stored(world: World) -> list[bytes]:
-    """Read the queue from its begin to its end."""
-    found: list[bytes] = []
-    async with client_of(world) as client, PullConsumer(client, "readers") as consumer:
-        async for _, result in consumer.drain([QUEUE]):
-            found += [bytes(message.body) for message in result.messages]
-    return found
 
 
 def client_of(world: World) -> ClientInstance:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -13,13 +12,12 @@ import trio
 
 from dledger.cli.local_cluster import LocalCluster, local_cluster
 from dledger.client.connect import connect
-from dledger.client.consumer.pull_consumer import PullConsumer
 from dledger.client.core.client_instance import ClientInstance
 from dledger.client.core.message import Message
-from dledger.client.core.route import MessageQueue
 from dledger.client.producer.producer import Producer
 from dledger.log_report import verify_store
 from tests.harness.cluster_questions import create_topic
+from tests.harness.stored_messages import messages_of
 
 pytestmark = pytest.mark.slow
 
@@ -81,7 +79,7 @@ async def test_broker_serves_more_queues_than_descriptors(
             assert all(count >= SEGMENTS for count in segments(cluster))
             assert not ended(cluster)
             assert max(descriptors(cluster)) <= OPEN_FILES
-            found = await read_all(client, queues)
+            found = await read_all(client)
             for stream in idle:
                 await stream.aclose()
             assert sorted(found) == [b"first"] * QUEUES + [b"second"] * QUEUES
@@ -103,19 +101,14 @@ async def test_broker_serves_more_queues_than_descriptors(
                 assert any(path.name.isdecimal() for path in shared.iterdir())
                 await cluster.start(name)
             await cluster.wait_healthy()
-            assert Counter(await read_all(client, queues)) == dict.fromkeys(
+            assert Counter(await read_all(client)) == dict.fromkeys(
                 (b"first", b"second", b"third"), QUEUES
             )
 
 
-async def read_all(client: ClientInstance, queues: Sequence[MessageQueue]) -> list[bytes]:
-    async with PullConsumer(client, "c") as consumer:
-        return [
-            bytes(message.body)
-            async for _, result in consumer.drain(queues)
-            for message in result.messages
-            if len(message.body) < SEGMENT // 10
-        ]
+async def read_all(client: ClientInstance) -> list[bytes]:
+    bodies = [message.body_bytes for message in await messages_of(client, "t")]
+    return [body for body in bodies if len(body) < SEGMENT // 10]
 
 
 def folder_of(cluster: LocalCluster, name: str) -> Path:

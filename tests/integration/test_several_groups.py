@@ -17,7 +17,6 @@ from trio.testing import wait_all_tasks_blocked
 from dledger.cli.commands import open_admin
 from dledger.cli.local_cluster import LocalCluster, lay_out
 from dledger.client.connect import connect
-from dledger.client.consumer.pull_consumer import PullConsumer
 from dledger.client.core.client_instance import ClientInstance
 from dledger.client.core.message import Message
 from dledger.client.core.message_ext import SendResult
@@ -27,6 +26,7 @@ from tests.harness.cluster_questions import create_topic
 from tests.harness.eventually import eventually
 from tests.harness.local_settings import SMALL_FILES
 from tests.harness.module_cluster import heal, running
+from tests.harness.stored_messages import messages_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("several-groups")]
 
@@ -52,13 +52,10 @@ def brokers_of(results: dict[bytes, SendResult]) -> Counter[str]:
 
 
 async def stored_in(client: ClientInstance, topic: str) -> dict[tuple[str, int, int], bytes]:
-    async with PullConsumer(client, "judges") as consumer:
-        found = {}
-        async for queue, result in consumer.drain(await consumer.fetch_message_queues(topic)):
-            for message in result.messages:
-                place = (queue.broker_name, queue.queue_id, message.queue_offset)
-                found[place] = message.body_bytes
-        return found
+    return {
+        (message.broker_name, message.queue_id, message.queue_offset): message.body_bytes
+        for message in await messages_of(client, topic)
+    }
 
 
 def assert_all_are_there(
