@@ -8,8 +8,9 @@ machine with it.
 from __future__ import annotations
 
 import math
+import posixpath
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar
 from enum import Enum
 from typing import ClassVar, Final, Protocol
@@ -230,15 +231,28 @@ class Node:
         """Whether its process serves and runs."""
         return self.state is State.UP
 
-    def kill(self) -> None:
+    @property
+    def is_down(self) -> bool:
+        """Whether it has no process."""
+        return self.state is State.DOWN
+
+    async def kill(self) -> None:
         """End the process at once; what it wrote stays in the page cache. Idempotent."""
+        self.kill_now()
+
+    def kill_now(self) -> None:
+        """Do the same without a checkpoint, also inside the process."""
         if self.process is None:
             return
         self._note(Event.KILL, self.incarnation)
         self._take_process_away(silent=False)
 
-    def power_cut(self) -> None:
-        """End process and machine at once; what was not flushed is lost by chance.
+    async def power_cut(self) -> None:
+        """End process and machine at once; what was not flushed is lost by chance."""
+        self.power_cut_now()
+
+    def power_cut_now(self) -> None:
+        """Do the same without a checkpoint, also inside the process.
 
         The other ends of its connections hear nothing. The machine is up again with the next start.
         """
@@ -294,7 +308,7 @@ class Node:
         with trio.move_on_after(timeout_s):
             await process.ended.wait()
         if self.process is process:
-            self.kill()
+            self.kill_now()
             return False
         return self.error is None
 
@@ -303,12 +317,12 @@ class Node:
 
     async def restart(self) -> bool:
         """Start again on the same disk, killing what runs."""
-        self.kill()
+        self.kill_now()
         return await self.start()
 
-    def wipe(self) -> None:
+    async def wipe(self) -> None:
         """Lose the disk; the process is killed before."""
-        self.kill()
+        self.kill_now()
         self._note(Event.WIPE, self.incarnation)
         self.disk.wipe()
         self.is_trusted = True
@@ -330,17 +344,17 @@ class Node:
         if self.process is not None:
             self.process.clock.drift(ppm)
 
-    def slow_disk(self, delay_s: float) -> None:
+    async def slow_disk(self, delay_s: float) -> None:
         """Let every flush take *delay_s* longer; 0 heals."""
         self.disk.delay_s = delay_s
         self._note(Event.DISK_FAULT, 1, int(delay_s * 1000))
 
-    def fail_flushes(self, number: int = 1) -> None:
+    async def fail_flushes(self, number: int) -> None:
         """Let the next flushes fail, with their pages lost."""
         self.disk.flush_failures = number
         self._note(Event.DISK_FAULT, 2, number)
 
-    def fill_disk(self, left_bytes: int | None = 0) -> None:
+    async def fill_disk(self, left_bytes: int | None) -> None:
         """Let the disk have only *left_bytes* more; None heals."""
         used = self.disk.used_bytes
         self.disk.capacity_bytes = None if left_bytes is None else used + left_bytes
@@ -350,7 +364,7 @@ class Node:
         mark = self.disk.names.get("/store/raft/commit_mark")
         return 0 if mark is None else marked_end(bytes(mark.content))
 
-    def tear_tail(self, size_bytes: int) -> tuple[str, int] | None:
+    async def tear_tail(self, size_bytes: int) -> str:
         """Write over the log's newest bytes above the commit mark; return where."""
         found = self.disk.tear_tail("/commitlog/", size_bytes, self._marked_end())
         if found is not None:
@@ -358,43 +372,43 @@ class Node:
             self.harmed_s = self.world.elapsed_s
             self.world.sometimes["tail_torn"] += 1
         self._note(Event.DISK_FAULT, 6, 0 if found is None else found[1])
-        return found
+        return _places([] if found is None else [found])
 
-    def rot(self, bits: int = 1) -> list[tuple[str, int]]:
+    async def rot(self, bits: int) -> str:
         """Flip bits of the log's data at rest, or of one copy of the vote; return where."""
         vote = "/store/raft/vote"
         if self.disk.rng.random() < VOTE_ROT_CHANCE and vote in self.disk.names:
             start = self.disk.rng.randrange(2) * SLOT_STRIDE_BYTES
             found = self.disk.flip(vote, start, start + VOTE_BYTES, bits)
             self._note(Event.DISK_FAULT, 5, len(found))
-            return found
+            return _places(found)
         found = self.disk.rot("/commitlog/", bits, self._marked_end())
         if found:
             self.is_trusted = False
             self.harmed_s = self.world.elapsed_s
         self._note(Event.DISK_FAULT, 4, len(found))
-        return found
+        return _places(found)
 
-    def lie_about_flushes(self, *, lies: bool) -> None:
+    async def lie_about_flushes(self, *, lies: bool) -> None:
         """Let a power cut undo the flushes of the log from now on; false ends that."""
         self.disk.lie(lies=lies)
         self._note(Event.DISK_FAULT, 8, int(lies))
 
-    def undo_lied_flushes(self) -> int:
-        """Lose by chance what these flushes wrote; the machine is down. Return sectors."""
+    async def undo_lied_flushes(self) -> str:
+        """Lose by chance what these flushes wrote; the machine is down. Return how much."""
         undone = self.disk.undo_lies()
         self.is_trusted = False
         self.harmed_s = self.world.elapsed_s
         self.world.sometimes["flushes_undone"] += undone
         self._note(Event.DISK_FAULT, 10, undone)
-        return undone
+        return f"{undone} sectors"
 
-    def begin_work_late(self, by_s: float) -> None:
+    async def begin_work_late(self, by_s: float) -> None:
         """Let blocking work begin up to *by_s* late; 0 heals."""
         self.disk.late_s = by_s
         self._note(Event.DISK_FAULT, 9, int(by_s * 1000))
 
-    def spoil_sectors(self, sectors: int) -> list[tuple[str, int]]:
+    async def spoil_sectors(self, sectors: int) -> str:
         """Let reads of sectors of the log, or of what is made from it, fail; return where."""
         found = self.disk.spoil_sectors(sectors, self._marked_end())
         if any("/commitlog/" in path for path, _ in found):
@@ -402,9 +416,9 @@ class Node:
             self.harmed_s = self.world.elapsed_s
         self.world.sometimes["sectors_bad"] += len(found)
         self._note(Event.DISK_FAULT, 7, len(found))
-        return found
+        return _places(found)
 
-    def rot_file(self, arg: int) -> list[tuple[str, int]]:
+    async def rot_file(self, arg: int) -> str:
         """Let a file that is not a segment go bad, as `Kind.FILE_ROT` has it; return where."""
         kind, unreadable = arg % len(ROTTEN), arg // len(ROTTEN) % 2 == 1
         bits = 1 + arg // (2 * len(ROTTEN))
@@ -414,7 +428,7 @@ class Node:
             self.harmed_s = self.world.elapsed_s
             self.world.sometimes[ROT_COUNTERS[kind]] += 1
         self._note(Event.DISK_FAULT, 11, len(found))
-        return found
+        return _places(found)
 
     # -- watching --------------------------------------------------------------------------
 
@@ -429,6 +443,11 @@ class Node:
             self.world.sometimes[kind] += 1
         for watcher in tuple(self.disk_watchers):
             watcher(kind, path)
+
+
+def _places(found: Iterable[tuple[str, int]]) -> str:
+    """Return files and bytes in them as the detail of a fault."""
+    return ", ".join(f"{posixpath.relpath(path, '/store')}@{at}" for path, at in found)
 
 
 def _leaves(error: BaseException) -> Iterator[BaseException]:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Protocol
+from typing import Final, NoReturn, Protocol
 
 import trio
 
@@ -15,8 +15,9 @@ from dledger.broker import World as BrokerWorld
 from dledger.client.core.client_instance import ClientConfig, ClientInstance
 from dledger.commitlog.entry_log import EntryLog
 from dledger.group import Group
+from dledger.jepsen_like.nemesis.ground import CannotBeDone
 from dledger.jepsen_like.simulation.machine import MachineWorld, Node, Process
-from dledger.jepsen_like.simulation.platter import KEY_INDEX, QUEUES
+from dledger.jepsen_like.simulation.platter import IDENTITY, KEY_INDEX, QUEUES
 from dledger.jepsen_like.simulation.virtual_time import SimClock
 from dledger.jepsen_like.simulation.world_settings import ACCOUNTS_PATH, WorldSettings
 from dledger.namesrv.config import NamesrvConfig, NamesrvTable, ServerTable
@@ -26,6 +27,9 @@ from dledger.namesrv.server import serve_namesrv
 from dledger.remoting.addresses import join_address
 from dledger.remoting.protocol.signature import Credentials
 from dledger.settings.config import BrokerConfig
+
+POINT_WAIT_S: Final = 10.0
+"""How long a kill waits for the disk to do something."""
 
 
 class NodeWorld(MachineWorld, Protocol):
@@ -196,35 +200,68 @@ class BrokerNode(Node):
     def _ask_to_stop(self, process: Process) -> None:
         self._stop.set()
 
-    def wipe(self) -> None:
+    async def restart_newer(self) -> None:
+        """Say why not."""
+        raise CannotBeDone("all simulated brokers are one program, of one version")
+
+    async def kill_at_point(self, skip: int, *, power: bool) -> str:
+        """End the process inside the product's own disk call."""
+        left, where = skip, ""
+        struck = trio.Event()
+
+        def observe(kind: str, path: str) -> None:
+            nonlocal left, where
+            left -= 1
+            if left < 0 and not struck.is_set():
+                struck.set()
+                where = f"{kind} {path}"
+                (self.power_cut_now if power else self.kill_now)()
+
+        self.disk_watchers.append(observe)
+        try:
+            with trio.move_on_after(POINT_WAIT_S):
+                await struck.wait()
+        finally:
+            self.disk_watchers.remove(observe)
+        return where
+
+    async def _no_descriptors(self, *_: object) -> NoReturn:
+        """State why not."""
+        raise CannotBeDone("descriptors are those of real processes")
+
+    limit_files = flood = _no_descriptors
+
+    async def wipe(self) -> None:
         """Lose the disk; the process is killed before."""
-        super().wipe()
+        await super().wipe()
         self.seen_commit = 0
         self.seen_voters = ()
         self.promised_vote = (0, "")
         self.promised_entry = (0, 0, 0)
         self.has_rotten_queues = self.has_rotten_keys = False
 
-    def rot_file(self, arg: int) -> list[tuple[str, int]]:
-        """Let a file that is not a segment go bad; return where."""
-        found = super().rot_file(arg)
-        self.has_rotten_queues |= any(QUEUES in path for path, _ in found)
-        self.has_rotten_keys |= any(KEY_INDEX in path for path, _ in found)
-        return found
+    async def rot_file(self, arg: int) -> str:
+        """Let a file go bad; a process that refuses its identity gets an empty disk."""
+        where = await super().rot_file(arg)
+        self.has_rotten_queues |= QUEUES in f"/{where}"
+        self.has_rotten_keys |= KEY_INDEX in f"/{where}"
+        if IDENTITY in f"/{where}":
+            with trio.CancelScope(shield=True):
+                if await self.start():
+                    self.world.violate("identity", f"{self.name} serves with a damaged identity")
+            await self.wipe()
+        return where
 
-    def spoil_sectors(self, sectors: int) -> list[tuple[str, int]]:
+    async def spoil_sectors(self, sectors: int) -> str:
         """Let reads of sectors of the log, or of what is made from it, fail; return where."""
         group = self.group
         if group is not None:
             self.spoiled = (self.incarnation, group.scrub.passes)
-        return super().spoil_sectors(sectors)
+        return await super().spoil_sectors(sectors)
 
-    def power_cut(self) -> None:
-        """End process and machine at once; what was not flushed is lost by chance.
-
-        With ``ASYNC_FLUSH`` that is what it had acknowledged, too.
-        """
-        super().power_cut()
+    def power_cut_now(self) -> None:
+        """End process and machine; with ``ASYNC_FLUSH`` it loses what it had acknowledged, too."""
+        super().power_cut_now()
         self._lost_pages()
 
     def _lost_pages(self) -> None:
@@ -232,17 +269,17 @@ class BrokerNode(Node):
         if self.config.store.flush_disk_type == "ASYNC_FLUSH":
             self.harmed_s = self.world.elapsed_s
 
-    def undo_lied_flushes(self) -> int:
-        """Lose by chance what these flushes wrote; the machine is down. Return sectors."""
+    async def undo_lied_flushes(self) -> str:
+        """Lose by chance what these flushes wrote; the machine is down. Return how much."""
         self.promised_entry = (0, 0, 0)
-        return super().undo_lied_flushes()
+        return await super().undo_lied_flushes()
 
-    def tear_tail(self, size_bytes: int) -> tuple[str, int] | None:
+    async def tear_tail(self, size_bytes: int) -> str:
         """Write over the log's newest bytes above the commit mark; return where."""
-        found = super().tear_tail(size_bytes)
-        if found is not None:
+        where = await super().tear_tail(size_bytes)
+        if where:
             self.promised_entry = (0, 0, 0)
-        return found
+        return where
 
 
 class ClientNode(Node):

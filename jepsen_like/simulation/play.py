@@ -33,7 +33,7 @@ from dledger.jepsen_like.simulation.node import ClientNode
 from dledger.jepsen_like.simulation.side_services import Strangers
 from dledger.jepsen_like.simulation.side_work import NAME as SIDE_MACHINE
 from dledger.jepsen_like.simulation.side_work import SideWork
-from dledger.jepsen_like.simulation.sim_ground import SimGround, SimMachine
+from dledger.jepsen_like.simulation.sim_ground import SimGround
 from dledger.jepsen_like.simulation.world import Violation as Broken
 from dledger.jepsen_like.simulation.world import World, run_world
 from dledger.jepsen_like.simulation.world_settings import WorldSettings
@@ -258,7 +258,7 @@ class _Run:
         await world.sleep(self._election_s + CALM_S)
         with trio.move_on_after(SETTLED_WITHIN_S):
             if SIDE_MACHINE in world.clients:
-                world.clients[SIDE_MACHINE].kill()
+                await world.clients[SIDE_MACHINE].kill()
             await clients.finish()
             await world.sleep(due_within_s(self.plan, self._clock_error_ns()))
             await self._wait_for_transactions(world)
@@ -369,11 +369,11 @@ async def _stay(_: ClientNode) -> None:
     await trio.sleep_forever()
 
 
-def _installed_in(world: World) -> Callable[[str, Program], SimMachine]:
-    def make(name: str, program: Program) -> SimMachine:
+def _installed_in(world: World) -> Callable[[str, Program], ClientNode]:
+    def make(name: str, program: Program) -> ClientNode:
         node = world.client(name)
         node.install(program)
-        return SimMachine(node)
+        return node
 
     return make
 

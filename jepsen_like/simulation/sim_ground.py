@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import posixpath
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final, NoReturn
+from typing import Final
 
 import trio
 
@@ -13,18 +13,14 @@ from dledger.jepsen_like.nemesis.strangers import NameThief, PeerGroup, PeerStra
 from dledger.jepsen_like.plans.budget import LogEnd, Soundness
 from dledger.jepsen_like.plans.plan import Kind
 from dledger.jepsen_like.seeded_rng import rng_stream
-from dledger.jepsen_like.simulation.machine import Node, Process, State
+from dledger.jepsen_like.simulation.machine import Node, Process
 from dledger.jepsen_like.simulation.node import BrokerNode, ClientNode
-from dledger.jepsen_like.simulation.platter import IDENTITY
 from dledger.jepsen_like.simulation.sim_network import PEER_PORT
 from dledger.jepsen_like.simulation.world import World
 from dledger.jepsen_like.workloads.clients import WorkloadClients
 from dledger.jepsen_like.workloads.recorder import BROKER, TOPIC
 from dledger.processors.raft import MembershipChanges
 from dledger.remoting.addresses import join_address
-
-POINT_WAIT_S: Final = 10.0
-"""How long a kill waits for the disk to do something."""
 
 DOUBLES: Final = "doubles"
 """The machine with consumers under the names of others; there is none before it is needed."""
@@ -43,158 +39,6 @@ BURST_LOOK_S: Final = 0.1
 THIEF_PORT: Final = 10911
 
 
-class SimMachine:
-    """A simulated machine; see `dledger.jepsen_like.nemesis.ground.Machine`."""
-
-    def __init__(self, node: Node) -> None:
-        self._node = node
-        self.name = node.name
-
-    @property
-    def is_up(self) -> bool:
-        """Whether its process serves and runs."""
-        return self._node.is_up
-
-    @property
-    def is_down(self) -> bool:
-        """Whether it has no process."""
-        return self._node.state is State.DOWN
-
-    async def start(self) -> bool:
-        """Start its process."""
-        return await self._node.start()
-
-    async def kill(self) -> None:
-        """End its process at once."""
-        self._node.kill()
-
-    async def stop(self) -> bool:
-        """End its process cleanly."""
-        return await self._node.stop()
-
-    def pause(self) -> None:
-        """Stop its process where it is."""
-        self._node.pause()
-
-    def resume(self) -> None:
-        """Let it go on."""
-        self._node.resume()
-
-
-class SimMember(SimMachine):
-    """A simulated broker; see `dledger.jepsen_like.nemesis.ground.Member`."""
-
-    def __init__(self, node: BrokerNode) -> None:
-        super().__init__(node)
-        self._broker = node
-
-    @property
-    def seen_commit(self) -> int:
-        """Newest commit index it has shown."""
-        return self._broker.seen_commit
-
-    async def restart_newer(self) -> None:
-        """Say why not."""
-        raise CannotBeDone("all simulated brokers are one program, of one version")
-
-    async def power_cut(self) -> None:
-        """End process and machine; unflushed sectors are lost by chance."""
-        self._broker.power_cut()
-
-    async def kill_at_point(self, skip: int, *, power: bool) -> str:
-        """End the process inside the product's own disk call."""
-        node, left, where = self._broker, skip, ""
-        struck = trio.Event()
-
-        def observe(kind: str, path: str) -> None:
-            nonlocal left, where
-            left -= 1
-            if left < 0 and not struck.is_set():
-                struck.set()
-                where = f"{kind} {path}"
-                if power:
-                    node.power_cut()
-                else:
-                    node.kill()
-
-        node.disk_watchers.append(observe)
-        try:
-            with trio.move_on_after(POINT_WAIT_S):
-                await struck.wait()
-        finally:
-            node.disk_watchers.remove(observe)
-        return where
-
-    async def wipe(self) -> None:
-        """Lose the disk."""
-        self._broker.wipe()
-
-    async def rot(self, bits: int) -> str:
-        """Flip bits of the log."""
-        found = self._broker.rot(bits=bits)
-        return ", ".join(f"{posixpath.basename(path)}@{at}" for path, at in found)
-
-    async def spoil_sectors(self, sectors: int) -> str:
-        """Let reads of some sectors fail."""
-        found = self._broker.spoil_sectors(sectors)
-        return ", ".join(f"{posixpath.relpath(path, '/store')}@{at}" for path, at in found)
-
-    async def rot_file(self, arg: int) -> str:
-        """Let a file go bad; a process that refuses its identity gets an empty disk."""
-        node = self._broker
-        found = node.rot_file(arg)
-        if found and IDENTITY in found[0][0]:
-            with trio.CancelScope(shield=True):
-                if await node.start():
-                    text = f"{node.name} serves with a damaged identity"
-                    node.world.violate("identity", text)
-            node.wipe()
-        return ", ".join(f"{posixpath.relpath(path, '/store')}@{at}" for path, at in found)
-
-    async def tear_tail(self, size_bytes: int) -> str:
-        """Write over the newest bytes of the log above the commit mark."""
-        found = self._broker.tear_tail(size_bytes)
-        return "" if found is None else f"{posixpath.basename(found[0])}@{found[1]}"
-
-    async def lie_about_flushes(self, *, lies: bool) -> None:
-        """Let flushes of the log make nothing durable."""
-        self._broker.lie_about_flushes(lies=lies)
-
-    async def undo_lied_flushes(self) -> str:
-        """Lose what such flushes wrote."""
-        return f"{self._broker.undo_lied_flushes()} sectors"
-
-    async def begin_work_late(self, by_s: float) -> None:
-        """Let blocking work begin late."""
-        self._broker.begin_work_late(by_s)
-
-    async def _no_descriptors(self, *_: object) -> NoReturn:
-        """State why not."""
-        raise CannotBeDone("descriptors are those of real processes")
-
-    limit_files = flood = _no_descriptors
-
-    async def fill_disk(self, left_bytes: int | None) -> None:
-        """Let the disk be full; None heals."""
-        self._broker.fill_disk(left_bytes)
-
-    async def slow_disk(self, delay_s: float) -> None:
-        """Let flushes take longer."""
-        self._broker.slow_disk(delay_s)
-
-    async def fail_flushes(self, number: int) -> None:
-        """Let the next flushes fail, with their pages lost."""
-        self._broker.fail_flushes(number)
-
-    def jump_clock(self, by_ms: int) -> None:
-        """Move the date."""
-        self._broker.jump_clock(by_ms)
-
-    def drift_clock(self, ppm: float) -> None:
-        """Let the clocks drift."""
-        self._broker.drift_clock(ppm)
-
-
 class SimGround:
     """A `dledger.jepsen_like.nemesis.ground.Ground` over a `World`.
 
@@ -209,9 +53,9 @@ class SimGround:
         self.workload = workload
         self.network = world.network
         self.sometimes = world.sometimes
-        self.brokers = {name: SimMember(node) for name, node in world.brokers.items()}
-        self.name_servers = {name: SimMachine(node) for name, node in world.name_servers.items()}
-        self.proxies: dict[str, SimMachine] = {}
+        self.brokers = world.brokers
+        self.name_servers = world.name_servers
+        self.proxies: dict[str, Node] = {}
 
     @property
     def elapsed_s(self) -> float:
@@ -219,10 +63,10 @@ class SimGround:
         return self._world.elapsed_s
 
     @property
-    def clients(self) -> Mapping[str, SimMachine]:
+    def clients(self) -> Mapping[str, ClientNode]:
         """Client machines there are by now."""
         return {
-            name: SimMachine(node)
+            name: node
             for name, node in self._world.clients.items()
             if name not in (DOUBLES, STRANGER, PEER_STRANGER, BURST)
         }
@@ -276,14 +120,14 @@ class SimGround:
         try:
             await self._world.sleep(for_s)
         finally:
-            node.kill()
+            node.kill_now()
         seen = made[0].seen
         self.sometimes.update({f"{what}_{how}": number for how, number in seen.items()})
         return ", ".join(f"{how} {number}" for how, number in sorted(seen.items()))
 
     async def end_doubles(self) -> None:
         """End them."""
-        self._world.client(DOUBLES).kill()
+        await self._world.client(DOUBLES).kill()
 
     async def sleep(self, seconds: float) -> None:
         """Let virtual time pass."""
@@ -359,10 +203,9 @@ class SimGround:
         if leader.group is None:
             return
         for machine in self.clients.values():
-            instance = self._world.clients[machine.name].instance
-            if instance is not None:
+            if machine.instance is not None:
                 broker = leader.config.broker.broker_name
-                instance.leaders.learn(broker, leader.endpoint, leader.group.node.term)
+                machine.instance.leaders.learn(broker, leader.endpoint, leader.group.node.term)
 
     async def order(self, kind: Kind, name: str, *, asked: str = "") -> None:
         """Give the leader an order, from inside its process."""

@@ -4,7 +4,7 @@
 
     async def main(world: World) -> None:
         leader = await world.wait_for_leader()
-        leader.kill()
+        await leader.kill()
         await world.sleep_until(10)
         await leader.start()
 
@@ -300,10 +300,10 @@ class World:
                     self.network.cut(name, other)
                     self.network.cut(other, name)
         for node in self.nodes.values():
-            node.slow_disk(0.0)
-            node.begin_work_late(0.0)
-            node.fail_flushes(0)
-            node.fill_disk(None)
+            await node.slow_disk(0.0)
+            await node.begin_work_late(0.0)
+            await node.fail_flushes(0)
+            await node.fill_disk(None)
             node.resume()
         if start:
             servers = (*self.name_servers.values(), *self.brokers.values())
@@ -432,7 +432,7 @@ class World:
         """End every process, as a kill does, and look at nothing any more."""
         self.is_over = True
         for node in self.nodes.values():
-            node.kill()
+            node.kill_now()
 
 
 def _is_scrubbed(node: BrokerNode) -> bool:

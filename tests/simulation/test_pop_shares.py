@@ -89,7 +89,7 @@ def test_thousand_receivers_share_and_lose_nothing() -> None:
         await world.sleep(MESSAGES / SENT_PER_S / 2)
         shares.kill(set(names[:KILLED]))
         for name in names[:KILLED]:
-            world.clients[name].kill()
+            await world.clients[name].kill()
         await world.sleep(MESSAGES / SENT_PER_S / 2 + INVISIBLE_S + 5)
 
     run_world(3, main)

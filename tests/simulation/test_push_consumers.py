@@ -89,8 +89,8 @@ class Members:
             finally:
                 del self.consumers[node.name]
 
-    def kill(self, name: str) -> None:
-        self.world.clients[name].kill()
+    async def kill(self, name: str) -> None:
+        await self.world.clients[name].kill()
         self.consumers.pop(name, None)
 
     async def produce(self, node: ClientNode) -> None:
@@ -157,10 +157,10 @@ def test_joined_and_lost_members_count_within_three_seconds() -> None:
         await world.sleep(0.5)  # it stops by itself
         await members.settle("a", "c")
         await world.sleep(10)
-        members.kill("a")
+        await members.kill("a")
         await members.settle("c")
         await world.sleep(5)
-        world.clients["p"].kill()
+        await world.clients["p"].kill()
         await members.heard_all()
         assert len(members.sent) > 150
         heard = [m.body_bytes for _, m in members.heard]
@@ -203,7 +203,7 @@ def test_broadcasting_members_keep_their_offsets_over_a_restart() -> None:
         await members.join("b")
         await world.client("p").run(members.produce)
         await world.sleep(20)
-        world.clients["p"].kill()
+        await world.clients["p"].kill()
         await world.sleep(2)
         for name in ("a", "b"):
             heard = [m.body_bytes for who, m in members.heard if who == name]
@@ -211,7 +211,7 @@ def test_broadcasting_members_keep_their_offsets_over_a_restart() -> None:
         members.leave["a"].set()
         await world.sleep(8)
         count = len(members.heard)
-        members.kill("b")
+        await members.kill("b")
         await world.clients["a"].start()
         await world.clients["b"].start()
         await world.sleep(20)
@@ -234,14 +234,14 @@ def test_in_order_no_message_is_consumed_before_earlier_ones() -> None:
         await members.settle("a", "b")
         await world.sleep(10)
         leader = await world.wait_for_leader()
-        leader.kill()
+        await leader.kill()
         await world.sleep(15)
         await leader.start()
-        members.kill("a")
+        await members.kill("a")
         # A new leader sends no notice at first: the timer finds it.
         await members.settle("b", within_s=25)
         await world.sleep(5)
-        world.clients["p"].kill()
+        await world.clients["p"].kill()
         await members.heard_all(within_s=90)  # until the dead member's leases are over
         assert len(members.sent) > 100
         newest: dict[int, int] = {}

@@ -100,7 +100,7 @@ def test_reset_ends_what_is_out(leader_dies: bool) -> None:
         done = await admin.reset_offsets("poppers", queue.topic, FIRST_MS, moves)
         assert {**done.notified, **done.stored} == {queue: 0}
         if leader_dies:
-            (await world.wait_for_leader()).kill()
+            await (await world.wait_for_leader()).kill()
             await world.sleep(8)
             await world.heal()
         again = await consumer.receive(MESSAGES, wait_s=10)

@@ -135,7 +135,7 @@ class Watch:
             if kind == "transfer":
                 await self._transfer(world, leader)
             elif kind == "kill":
-                leader.kill()
+                await leader.kill()
                 await self._another(world, term)
                 await leader.start()
             else:

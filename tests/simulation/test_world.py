@@ -52,13 +52,13 @@ def test_a_power_failure_of_all_keeps_what_was_committed() -> None:
         await world.sleep(20)
         committed = world.checks.last_committed
         for node in world.brokers.values():
-            node.power_cut()
+            await node.power_cut()
         assert world.leader() is None
         assert world.replicas() == []
         await world.heal()
         await world.wait_for_leader()
         await world.sleep(10)
-        world.clients["c"].kill()
+        await world.clients["c"].kill()
         await world.wait_for_agreement()
         assert world.checks.last_committed > committed
         return committed
@@ -85,7 +85,7 @@ def test_a_program_of_a_killed_client_does_nothing_more() -> None:
         client = world.client("c")
         await client.run(send_forever)
         await world.sleep(5)
-        client.kill()
+        await client.kill()
         await world.sleep(1)
         committed = world.checks.last_committed
         await world.sleep(20)
@@ -102,12 +102,12 @@ def test_a_broker_whose_flush_fails_ends_and_can_start_again() -> None:
         leader = await world.wait_for_leader()
         await world.client("c").run(send_forever)
         await world.sleep(5)
-        leader.fail_flushes()
+        await leader.fail_flushes(1)
         await world.sleep(20)
         assert leader.state is State.DOWN
         assert leader.error is not None
         await world.heal()
-        world.clients["c"].kill()
+        await world.clients["c"].kill()
         await world.wait_for_agreement()
 
     run_world(5, main)
@@ -116,7 +116,7 @@ def test_a_broker_whose_flush_fails_ends_and_can_start_again() -> None:
 def test_no_majority_is_a_violation_where_one_is_demanded() -> None:
     async def main(world: World) -> None:
         for name in ("n0", "n1"):
-            world.brokers[name].kill()
+            await world.brokers[name].kill()
         await world.wait_for_leader(timeout_s=30)
 
     with pytest.raises(Violation, match="no leader within 30 s") as caught:
@@ -135,14 +135,14 @@ def _spoil(world: World, invariant: str, leader: BrokerNode, follower: BrokerNod
             checks.committed[checks.last_committed + 1] = 1
         case "two_leaders":
             checks.leaders = dict.fromkeys(range(10), "another")
-            leader.kill()
+            leader.kill_now()
         case "two_leaders_for_long":
             world.last_term, checks.led_since_s = 99, -100.0
             leader.ran_since_s = -100.0
         case "leader_incomplete":
             checks.last_committed += 1_000
             checks.committed[checks.last_committed] = 1
-            leader.kill()
+            leader.kill_now()
         case "commit_ahead":
             checks.led_commit = -1_000
             checks._commit_moved(follower, follower.group, 0, 1)
@@ -155,13 +155,13 @@ def _spoil(world: World, invariant: str, leader: BrokerNode, follower: BrokerNod
                 assert node.group is not None
                 inc = node.group.node.identity.incarnation
                 promises.votes |= {(node.name, inc, term): "nobody" for term in range(2, 9)}
-            leader.kill()
+            leader.kill_now()
         case "vote_forgotten":
             follower.promised_vote = (99, leader.name)
-            follower.kill()
+            follower.kill_now()
         case "acknowledgement_forgotten":
             follower.promised_entry = (journal.last_term, journal.last_index, 1)
-            follower.kill()
+            follower.kill_now()
         case "false_acknowledgement":
             log_there: Any = leader.group.node.journal.log
             log_there.chain_at = lambda _index: 1
@@ -211,7 +211,7 @@ def test_vote_without_all_that_was_shown_ends_the_run(which: int, doubtful: int)
         world.followers()[which].promised_entry = (1_000_000, 1, 0)
         for node in world.followers()[:doubtful]:
             node.began_doubtful = True
-        leader.kill()
+        leader.kill_now()
         await world.wait_for_leader()
 
     found = ""
@@ -250,7 +250,7 @@ def test_what_a_killed_process_raises_at_its_end_is_no_finding() -> None:
     async def main(world: World) -> None:
         node = world.client("c")
         await node.run(program)
-        node.kill()
+        await node.kill()
         await world.sleep(1)
         assert node.state is State.DOWN
 
