@@ -28,7 +28,7 @@ import struct
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Final
@@ -44,6 +44,8 @@ LEAST_BYTES: Final = 8 << 20
 
 COMMIT_S: Final = 300
 """Seconds between commits of the journal without a request; longer than a plan stays calm."""
+
+_OPTIONS: Final = f"noatime,noauto_da_alloc,noinit_itable,commit={COMMIT_S}"
 
 COMMAND_TIMEOUT_S: Final = 30
 """Seconds a mount, unmount or format may take before the machine is called unfit."""
@@ -77,7 +79,8 @@ def why_not() -> str | None:
         with tempfile.TemporaryDirectory() as folder:
             image, place = Path(folder, "image"), Path(folder, "disk")
             with loop_disk(image, place, size_bytes=LEAST_BYTES) as disk:
-                disk.power_cut(lambda: None)
+                disk.cut()
+                disk.restore()
     except FaultError as error:
         return f"a trial of cutting a disk's power failed: {error}"
     return None
@@ -101,26 +104,12 @@ def pages_kept(rng: Rng, written: list[tuple[int, int]], share: float) -> Iterat
 class LoopDisk:
     """A mounted disk. Get it from `loop_disk`."""
 
-    def __init__(self, image: Path, place: Path, commit_s: int) -> None:
+    def __init__(self, image: Path, place: Path) -> None:
         self.image = image
         self.place = place
-        self._options = f"noatime,noauto_da_alloc,noinit_itable,commit={commit_s}"
         self._device = ""
 
     # -- power ----------------------------------------------------------------------------------
-
-    def power_cut(self, kill: Callable[[], None]) -> None:
-        """Lose what was not flushed, end the node, and give the disk back as it survived.
-
-        Args:
-            kill: Ends every process that uses the disk and returns when they have ended.
-        Raises:
-            FaultError: It could not be cut (nothing was killed then) or not be mounted again.
-                What *kill* raises comes through; the disk is without power then (`restore`).
-        """
-        self.cut()
-        kill()
-        self.restore()
 
     def cut(self) -> None:
         """From this instant nothing reaches the image and every call on the disk fails with EIO.
@@ -219,22 +208,7 @@ class LoopDisk:
 
     def mount(self) -> None:
         """Mount the disk at its place. Raises FaultError: it cannot be mounted."""
-        _run("mount", "-t", "ext4", "-o", self._options, self._device, str(self.place))
-
-    def unmount(self) -> None:
-        """Write everything out and take the disk away from its place.
-
-        Raises FaultError: a process has files of it open; it stays mounted.
-        """
-        if self.mounted and not self._unmount():
-            raise FaultError(f"{self.place} is in use; end the processes that have files open")
-
-    def save_image(self, to: Path) -> None:
-        """Keep a copy of what survived, as evidence. Between `cut` and `restore`, or unmounted.
-
-        Raises FaultError: it could not be copied.
-        """
-        _run("cp", "--sparse=always", "--reflink=auto", str(self.image), str(to))
+        _run("mount", "-t", "ext4", "-o", _OPTIONS, self._device, str(self.place))
 
     def _is_dead(self) -> bool:
         """Whether what was mounted is the file system that has lost its power."""
@@ -271,7 +245,7 @@ class LoopDisk:
 
     def _go_on_with_a_copy(self) -> None:
         copy = self.image.with_name(self.image.name + ".copy")
-        self.save_image(copy)
+        _run("cp", "--sparse=always", "--reflink=auto", str(self.image), str(copy))
         self._detach()
         os.replace(copy, self.image)
         self._attach()
@@ -292,17 +266,12 @@ class LoopDisk:
 
 
 @contextmanager
-def loop_disk(
-    image: Path, place: Path, *, size_bytes: int, commit_s: int = COMMIT_S, keep_image: bool = False
-) -> Iterator[LoopDisk]:
+def loop_disk(image: Path, place: Path, *, size_bytes: int) -> Iterator[LoopDisk]:
     """Make a disk, mount it at the folder *place* while the block runs, take all of it away again.
 
-    Args:
-        size_bytes: At least `LEAST_BYTES`; some of it is the file system's own.
-        commit_s: Seconds until the journal is committed without being asked.
-        keep_image: Leave the image, a sparse file, when the block is left.
-    Raises:
-        FaultError: It could not be made (see `why_not`); nothing of it is left.
+    *size_bytes*: at least `LEAST_BYTES`; some of it is the file system's own.
+
+    Raises FaultError: it could not be made (see `why_not`); nothing of it is left.
     """
     if size_bytes < LEAST_BYTES:
         raise FaultError(f"a disk of {size_bytes} bytes is too small; {LEAST_BYTES} at least")
@@ -314,14 +283,13 @@ def loop_disk(
                 file.truncate(size_bytes)
         except OSError as error:
             raise FaultError(f"no image of a disk could be made: {error}") from error
-        if not keep_image:
-            stack.callback(image.unlink, missing_ok=True)
+        stack.callback(image.unlink, missing_ok=True)
         block = str(PAGE_BYTES)
         _run(
             "mkfs.ext4", "-q", "-F", "-b", block, "-m", "0", "-E", "lazy_itable_init=1", str(image)
         )
         # Names of loop devices are compared with the kernel's, which has no links in them.
-        disk = LoopDisk(image.resolve(), place.resolve(), commit_s)
+        disk = LoopDisk(image.resolve(), place.resolve())
         disk._attach()
         stack.callback(disk._detach)
         if not place.exists():

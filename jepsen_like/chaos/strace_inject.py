@@ -20,7 +20,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -36,7 +35,6 @@ TRIAL_S: Final = 5
 """Seconds the trial of `why_not` may take at most."""
 
 _INJECTED: Final = "(INJECTED)"
-_DELAYED: Final = "(DELAYED)"
 
 
 @functools.cache
@@ -58,9 +56,7 @@ def why_not() -> str | None:
         child.wait()
 
 
-def fail_one_flush(
-    pid: int, *, nth: int = 1, calls: tuple[str, ...] = FLUSH_CALLS, within_s: int
-) -> int:
+def fail_one_flush(pid: int, *, nth: int = 1, within_s: int) -> int:
     """Have one flush of a running process end in EIO, and return how many failed.
 
     0 when the time was up or the process ended before it flushed; more than 1 when other threads
@@ -73,7 +69,7 @@ def fail_one_flush(
         FaultError: The process cannot be attached to; nothing was done to it.
     """
     failed = 0
-    with _attached(pid, f"error=EIO:when={nth}", calls=calls, within_s=within_s) as tracer:
+    with _attached(pid, f"error=EIO:when={nth}", within_s=within_s) as tracer:
         for line in tracer.stderr or ():
             if _INJECTED in line:
                 failed += 1
@@ -81,17 +77,8 @@ def fail_one_flush(
     return failed
 
 
-@dataclass(slots=True)
-class SlowFlushes:
-    """What `slow_flushes` did."""
-
-    delayed: int = 0
-
-
 @contextmanager
-def slow_flushes(
-    pid: int, delay_ms: int, log: Path, *, calls: tuple[str, ...] = FLUSH_CALLS, within_s: int
-) -> Iterator[SlowFlushes]:
+def slow_flushes(pid: int, delay_ms: int, log: Path, *, within_s: int) -> Iterator[None]:
     """Have every flush of a running process begin *delay_ms* late while the block runs.
 
     Args:
@@ -100,26 +87,18 @@ def slow_flushes(
     Raises:
         FaultError: The process cannot be attached to; nothing was done to it.
     """
-    done = SlowFlushes()
     effect = f"delay_enter={delay_ms * 1000}"
-    with _attached(pid, effect, calls=calls, within_s=within_s, log=log) as tracer:
-        yield done
+    with _attached(pid, effect, within_s=within_s, log=log) as tracer:
+        yield
         tracer.send_signal(signal.SIGINT)
-    with log.open() as lines:
-        done.delayed = sum(_DELAYED in line for line in lines)
 
 
 @contextmanager
 def _attached(
-    pid: int,
-    effect: str,
-    *,
-    calls: tuple[str, ...] = FLUSH_CALLS,
-    within_s: int,
-    log: Path | None = None,
+    pid: int, effect: str, *, within_s: int, log: Path | None = None
 ) -> Iterator[subprocess.Popen[str]]:
     """Yield a strace under its `timeout`; its lines are those of standard error."""
-    names = ",".join(calls)
+    names = ",".join(FLUSH_CALLS)
     command = ["timeout", "--signal=INT", f"--kill-after={DETACH_TIMEOUT_S}", str(within_s)]
     command += ["strace", "-f", "-p", str(pid), "-e", f"trace={names}"]
     command += ["-e", f"inject={names}:{effect}", *(["-o", str(log)] if log else [])]
