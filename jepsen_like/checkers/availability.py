@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dledger.jepsen_like.checkers.fault_record import FaultRecord, Span
-from dledger.jepsen_like.checkers.verdict import REPORTED_MAX, Verdict, Violation, judge
+from dledger.jepsen_like.checkers.verdict import Verdict, Violation, judge
 from dledger.jepsen_like.history.columns import has_word
 from dledger.jepsen_like.history.operation import NEVER, F, Outcome
 
@@ -69,7 +69,7 @@ def check_table(rows: Any, record: FaultRecord) -> Verdict | None:
     undecided = np.flatnonzero((outcome == Outcome.INFO) & judged)
     op_id = rows.column("op_id").to_numpy()
     found = _too_few(int(judged.sum()), call[undecided], op_id[undecided])
-    for at in damaged[np.lexsort((op_id[damaged], call[damaged]))][:REPORTED_MAX]:
+    for at in damaged[np.lexsort((op_id[damaged], call[damaged]))]:
         text = "an answer has bytes that were not stored, although nothing was wrong"
         witness = (int(op_id[at]),)
         found.append(Violation(DAMAGED, "cluster", text, witness, at_ns=int(call[at])))
@@ -123,7 +123,7 @@ def _silent(
     counts = ends - begins + 1
     bad = (call[ends] - call[begins] > SILENT_MAX_NS) & (counts >= SENDS_LEAST)
     found: list[Violation] = []
-    for at in np.flatnonzero(bad)[:REPORTED_MAX]:
+    for at in np.flatnonzero(bad):
         first, last = begins[at], ends[at]
         silent_s = int(call[last] - call[first]) / 1e9
         text = f"{counts[at]} sends in {silent_s:.1f} s were not acknowledged, although nothing was"

@@ -15,7 +15,7 @@ from bisect import bisect_right
 from collections.abc import Iterable
 from typing import Final
 
-from dledger.jepsen_like.checkers.verdict import REPORTED_MAX, Verdict, Violation, judge
+from dledger.jepsen_like.checkers.verdict import Verdict, Violation, judge
 from dledger.jepsen_like.history.operation import NOTHING, F, History, Level, Operation, Outcome
 
 NAME: Final = "batches"
@@ -52,22 +52,16 @@ def check_history(history: History) -> Verdict:
         for off, value, who in seen:
             value_at.setdefault(queue, {}).setdefault(off, {}).setdefault(value, who)
     ends = _ends(history, wanted)
-    torn: list[Violation] = []
-    scattered: list[Violation] = []
+    found: list[Violation] = []
     for rows in batches:
         queue = (rows[0].topic, rows[0].queue)
         base = _base(rows, place_of.get(queue, {}))
         if base is None:
             continue
         problem = _scattered(rows, base, place_of.get(queue, {}), value_at.get(queue, {}))
-        if problem is not None:
-            scattered.append(problem)
-            continue
-        problem = _torn(rows, base, ends.get(queue, []))
-        if problem is not None:
-            torn.append(problem)
+        problem = problem or _torn(rows, base, ends.get(queue, []))
+        found += [] if problem is None else [problem]
     counts = {"batches": len(batches), "messages": sum(map(len, batches))}
-    found = [*torn[:REPORTED_MAX], *scattered[:REPORTED_MAX]]
     return judge(NAME, found, counts, looked_at=len(batches))
 
 
@@ -127,9 +121,7 @@ def _scattered(
             who = next(iter(others.values()))
             text = f"offset {off} of the batch at offset {base} holds value {next(iter(others))}"
         witnesses = tuple(dict.fromkeys(i for i in (first.op_id, who) if i != NOTHING))
-        return Violation(
-            SCATTERED, f"{op.topic}/{op.queue}", text, witnesses, at_ns=rows[0].call_ns
-        )
+        return Violation(SCATTERED, op.place, text, witnesses, at_ns=rows[0].call_ns)
     return None
 
 

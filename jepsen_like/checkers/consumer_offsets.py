@@ -21,7 +21,7 @@ import msgspec
 import numpy as np
 
 from dledger.jepsen_like.checkers.kernel.facts import I64, Columns, Flags
-from dledger.jepsen_like.checkers.verdict import REPORTED_MAX, Verdict, Violation, judge
+from dledger.jepsen_like.checkers.verdict import Verdict, Violation, judge, violation_of
 from dledger.jepsen_like.history.columns import OBS, chosen, operations_of, slots_of
 from dledger.jepsen_like.history.operation import NEVER, NOTHING, F, Level, Operation, Outcome
 
@@ -185,20 +185,13 @@ def check_register(operations: Iterable[Operation], subject: str = "") -> list[V
         if cluster.commit is not None:
             for read in cluster.reads:
                 if read.ret_ns < cluster.commit.call_ns:
-                    found.append(
-                        Violation(
-                            BEFORE_COMMIT,
-                            subject,
-                            f"offset {cluster.value} was read before its commit was called",
-                            (cluster.commit.op_id, read.op_id),
-                            at_ns=read.ret_ns,
-                        )
-                    )
+                    text = f"offset {cluster.value} was read before its commit was called"
+                    found.append(violation_of(BEFORE_COMMIT, subject, text, cluster.commit, read))
         if cluster.commit is not None and not cluster.reads and cluster.first_ret == NEVER:
             continue  # unknown and never seen: it did not happen
         (forward if cluster.first_ret < cluster.last_call else backward).append(cluster)
     if found:
-        return found[:REPORTED_MAX]
+        return found
     return _check_zones(forward, backward, subject)
 
 
@@ -291,26 +284,12 @@ def _clusters(
             seen.reads.append(op)
             seen.take(op)
         elif op.off in failed:
-            found.append(
-                Violation(
-                    ABORTED_COMMIT,
-                    subject,
-                    f"offset {op.off} was read, but its commit certainly failed",
-                    (failed[op.off].op_id, op.op_id),
-                    at_ns=op.ret_ns,
-                )
-            )
+            text = f"offset {op.off} was read, but its commit certainly failed"
+            found.append(violation_of(ABORTED_COMMIT, subject, text, failed[op.off], op))
         else:
-            found.append(
-                Violation(
-                    NEVER_COMMITTED,
-                    subject,
-                    f"offset {op.off} was read and never committed",
-                    (op.op_id,),
-                    at_ns=op.ret_ns,
-                )
-            )
-    return clusters, found[:REPORTED_MAX]
+            text = f"offset {op.off} was read and never committed"
+            found.append(violation_of(NEVER_COMMITTED, subject, text, op))
+    return clusters, found
 
 
 def _check_zones(
@@ -322,14 +301,14 @@ def _check_zones(
         if right.first_ret < left.last_call:
             found.append(_went_back(left, right, subject))
     if found:
-        return found[:REPORTED_MAX]
+        return found
     # The forward zones are disjoint now, so one candidate per backward zone is enough.
     begins = [cluster.first_ret for cluster in forward]
     for cluster in backward:
         at = bisect_left(begins, cluster.last_call) - 1
         if at >= 0 and cluster.first_ret < forward[at].last_call:
             found.append(_went_back(forward[at], cluster, subject))
-    return found[:REPORTED_MAX]
+    return found
 
 
 def _went_back(zone: _Cluster, inside: _Cluster, subject: str) -> Violation:

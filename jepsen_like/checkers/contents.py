@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from dledger.jepsen_like.checkers.verdict import REPORTED_MAX, Verdict, Violation, judge
+from dledger.jepsen_like.checkers.verdict import Verdict, judge, violation_of
 from dledger.jepsen_like.history.operation import F, Operation
 
 NAME: Final = "contents"
@@ -32,15 +32,14 @@ def check(rows: Iterable[Operation], compared: int) -> Verdict:
     """Return the verdict over rows with an error."""
     every = altered(rows)
     found = [
-        Violation(
+        violation_of(
             op.err,
-            f"{op.topic}/{op.queue}",
+            op.place,
             f"a {F(op.f).name.lower()} at offset {op.off} has a message that was "
             + ("stored before the one in front of it" if op.err == STORED else "sent otherwise"),
-            (op.op_id,),
-            at_ns=op.call_ns,
+            op,
         )
-        for op in every[:REPORTED_MAX]
+        for op in every
     ]
     counts = {"altered": len(every), "compared": compared}
     return judge(NAME, found, counts, looked_at=compared + len(every))

@@ -20,7 +20,7 @@ import numpy as np
 
 from dledger.jepsen_like.checkers.fault_record import FaultRecord
 from dledger.jepsen_like.checkers.retention import HolesOf, Missing, Queue, lost_of
-from dledger.jepsen_like.checkers.verdict import REPORTED_MAX, Verdict, Violation, judge
+from dledger.jepsen_like.checkers.verdict import Verdict, Violation, judge, violation_of
 from dledger.jepsen_like.history.columns import OBS, chosen, operations_of
 from dledger.jepsen_like.history.operation import (
     NEVER,
@@ -99,7 +99,10 @@ def check_history(
             if op.outcome == Outcome.OK and op.value not in places and op.value not in recalled:
                 one = Missing(op.value, op.due_ns - clock_error_ns)
                 missing.setdefault((op.topic, op.queue), []).append(one)
-        found += _lost(sends, lost_of(missing, history.replica_reads, holes))
+        lost = lost_of(missing, history.replica_reads, holes)
+        for op in (op for value, op in sends.items() if value in lost):
+            text = f"value {op.value} was acknowledged and never delivered"
+            found.append(violation_of(NOT_DELIVERED, op.place, text, op))
     acked = sum(op.outcome == Outcome.OK for op in sends.values())
     late = [first_seen[value][0] - op.due_ns for value, op in sends.items() if value in first_seen]
     counts = {
@@ -116,17 +119,14 @@ def check_history(
 def _early(
     sends: dict[int, Operation], first_seen: dict[int, _Seen], clock_error_ns: int
 ) -> list[Violation]:
-    return [
-        Violation(
-            EARLY,
-            f"{topic}/{queue}",
-            f"value {value} came {(sends[value].due_ns - at_ns) / 1e6:.1f} ms before it was due",
-            (sends[value].op_id, op_id),
-            at_ns=at_ns,
-        )
-        for value, (at_ns, (topic, queue, _), op_id) in first_seen.items()
-        if at_ns < sends[value].due_ns - clock_error_ns
-    ][:REPORTED_MAX]
+    found: list[Violation] = []
+    for value, (at_ns, (topic, queue, _), op_id) in first_seen.items():
+        send = sends[value]
+        if at_ns < send.due_ns - clock_error_ns:
+            text = f"value {value} came {(send.due_ns - at_ns) / 1e6:.1f} ms before it was due"
+            pair = (send.op_id, op_id)
+            found.append(Violation(EARLY, f"{topic}/{queue}", text, pair, at_ns=at_ns))
+    return found
 
 
 def _late(
@@ -164,7 +164,7 @@ def _late(
                 text += f", and nothing was wrong for {quiet_ns / 1e6:.1f} ms of them"
             pair = (send.op_id, op_id)
             found.append(Violation(LATE, f"{topic}/{queue_id}", text, pair, at_ns=call_ns))
-    return found[:REPORTED_MAX]
+    return found
 
 
 def _twice_or_aborted(
@@ -174,14 +174,13 @@ def _twice_or_aborted(
     for value, where in places.items():
         send = sends[value]
         witnesses = (send.op_id, *(op_id for op_id in where.values() if op_id != NOTHING))[:3]
-        subject = f"{send.topic}/{send.queue}"
         if len(where) > 1:
             shown = ", ".join(f"{topic}/{queue}@{off}" for topic, queue, off in sorted(where))
-            found.append(Violation(TWICE, subject, f"value {value} is at {shown}", witnesses))
+            found.append(Violation(TWICE, send.place, f"value {value} is at {shown}", witnesses))
         if send.outcome == Outcome.FAIL:
             text = f"value {value} was delivered, but its send certainly failed"
-            found.append(Violation(ABORTED, subject, text, witnesses))
-    return found[:REPORTED_MAX]
+            found.append(Violation(ABORTED, send.place, text, witnesses))
+    return found
 
 
 def _recalled(
@@ -189,35 +188,15 @@ def _recalled(
 ) -> list[Violation]:
     found: list[Violation] = []
     for op in recalls:
-        subject = f"{op.topic}/{op.queue}"
         if op.outcome == Outcome.OK and op.value in places:
-            witnesses = [op_id for op_id in places[op.value].values() if op_id != NOTHING]
-            text = f"value {op.value} was recalled, and delivered"
-            found.append(
-                Violation(RECALLED, subject, text, (op.op_id, *witnesses)[:3], at_ns=op.ret_ns)
-            )
-        if (
-            op.outcome == Outcome.FAIL
-            and op.err == DELIVERED_ERROR
-            and op.ret_ns < op.due_ns - clock_error_ns
-        ):
+            seen = [op_id for op_id in places[op.value].values() if op_id != NOTHING]
+            text, ids = f"value {op.value} was recalled, and delivered", (op.op_id, *seen)[:3]
+            found.append(Violation(RECALLED, op.place, text, ids, at_ns=op.ret_ns))
+        is_refused = op.outcome == Outcome.FAIL and op.err == DELIVERED_ERROR
+        if is_refused and op.ret_ns < op.due_ns - clock_error_ns:
             text = f"value {op.value} was called delivered before it was due"
-            found.append(Violation(TOO_LATE_EARLY, subject, text, (op.op_id,), at_ns=op.ret_ns))
-    return found[:REPORTED_MAX]
-
-
-def _lost(sends: dict[int, Operation], lost: set[int]) -> list[Violation]:
-    return [
-        Violation(
-            NOT_DELIVERED,
-            f"{op.topic}/{op.queue}",
-            f"value {value} was acknowledged and never delivered",
-            (op.op_id,),
-            at_ns=op.call_ns,
-        )
-        for value, op in sends.items()
-        if value in lost
-    ][:REPORTED_MAX]
+            found.append(violation_of(TOO_LATE_EARLY, op.place, text, op))
+    return found
 
 
 def latest_before(rows: Any, offs: Iterable[int]) -> list[Operation]:

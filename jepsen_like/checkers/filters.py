@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from dledger.jepsen_like.checkers.kernel.source import Queue, Source, Want
-from dledger.jepsen_like.checkers.verdict import REPORTED_MAX, Verdict, Violation, judge
+from dledger.jepsen_like.checkers.verdict import Verdict, Violation, judge, violation_of
 from dledger.jepsen_like.history.columns import hash_range, operations_of, replica_reads_of
 from dledger.jepsen_like.history.operation import NOTHING, F, History, Operation, Outcome, RunHeader
 
@@ -118,7 +118,7 @@ def check_source(source: Source, rows_max: int) -> Verdict | None:
         found += verdict.violations
         counts = {name: count + verdict.counts[name] for name, count in counts.items()}
     found.sort(key=lambda violation: violation.operations)
-    return judge(NAME, found[:REPORTED_MAX], counts, looked_at=counts["messages"])
+    return judge(NAME, found, counts, looked_at=counts["messages"])
 
 
 def check_history(history: History) -> Verdict:
@@ -142,7 +142,7 @@ def check_history(history: History) -> Verdict:
         if len(wanted) != op.cnt or hash_range(0, wanted) != op.range_hash:
             found.append(_violation(op, wanted))
     counts = {"pulls": rows, "messages": passed}
-    return judge(NAME, found[:REPORTED_MAX], counts, looked_at=passed)
+    return judge(NAME, found, counts, looked_at=passed)
 
 
 def _there(history: History) -> dict[Queue, tuple[int, tuple[int, ...]]]:
@@ -165,4 +165,4 @@ def _violation(op: Operation, wanted: list[int]) -> Violation:
         f"a pull with {FILTERS[op.status].text!r} passed {op.off} … {op.max_off} and found"
         f" {op.cnt} messages; those that match are {len(wanted)}: {wanted[:8]}"
     )
-    return Violation(WRONG, f"{op.topic}/{op.queue}", text, (op.op_id,), at_ns=op.ret_ns)
+    return violation_of(WRONG, op.place, text, op)

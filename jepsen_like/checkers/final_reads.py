@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from dledger.jepsen_like.checkers.verdict import REPORTED_MAX, Verdict, Violation, judge
+from dledger.jepsen_like.checkers.verdict import Verdict, Violation, judge, violation_of
 from dledger.jepsen_like.history.columns import chosen, slots_of
 from dledger.jepsen_like.history.operation import NEVER, NOTHING, F, Operation, Outcome
 
@@ -55,16 +55,23 @@ def check(
     found: list[Violation] = []
     for queue, by_process in sorted(queues.items()):
         found += _pages(queue, by_process[max(by_process)], begins.get(queue))
+    text = "replicas hold messages of it, and a new client did not ask for its end"
     found += [
-        not_read(queue) for queue in sorted(filled) if not _is_end_asked(queues.get(queue, {}))
-    ][:REPORTED_MAX]
+        violation_of(CUT_SHORT, f"{queue[0]}/{queue[1]}", text)
+        for queue in sorted(filled)
+        if not _is_end_asked(queues.get(queue, {}))
+    ]
     f = offsets.column("f").to_numpy()
     is_ok = offsets.column("outcome").to_numpy() == Outcome.OK
     of_reader = np.isin(offsets.column("process").to_numpy(), list(processes))
     slots = _slots(chosen(offsets, is_ok & (f == F.COMMIT)))
     answered = _slots(chosen(offsets, is_ok & (f == F.FETCH_COMMIT) & of_reader))
     missing = sorted(slots.keys() - answered.keys())
-    found += [not_asked(slot, slots[slot]) for slot in missing[:REPORTED_MAX]]
+    text = "an offset was committed, and a new client got no answer for it"
+    found += [
+        Violation(NOT_ASKED, f"{group}@{topic}/{queue}", text, (slots[group, topic, queue],))
+        for group, topic, queue in missing
+    ]
     counts = {"queues": len(queues), "slots": len(slots)}
     return judge(NAME, found, counts, looked_at=len(queues) + len(slots))
 
@@ -93,21 +100,7 @@ def _pages(queue: tuple[str, int], rows: list[Operation], held_from: int | None)
 def cut_short(queue: tuple[str, int], off: int, *rows: Operation) -> Violation:
     """Return the violation of a queue that was not served at *off*."""
     text = f"a new client read all that it was given, and offset {off} was not there"
-    ids = tuple(op.op_id for op in rows)
-    return Violation(CUT_SHORT, f"{queue[0]}/{queue[1]}", text, ids, at_ns=rows[0].call_ns)
-
-
-def not_read(queue: tuple[str, int]) -> Violation:
-    """Return the violation of a queue that has messages, and whose end was not asked for."""
-    text = "replicas hold messages of it, and a new client did not ask for its end"
-    return Violation(CUT_SHORT, f"{queue[0]}/{queue[1]}", text)
-
-
-def not_asked(slot: Slot, op_id: int) -> Violation:
-    """Return the violation of a slot that the client has no answer for; *op_id* committed it."""
-    group, topic, queue = slot
-    text = "an offset was committed, and a new client got no answer for it"
-    return Violation(NOT_ASKED, f"{group}@{topic}/{queue}", text, (op_id,))
+    return violation_of(CUT_SHORT, f"{queue[0]}/{queue[1]}", text, *rows)
 
 
 def _slots(rows: Any) -> dict[Slot, int]:

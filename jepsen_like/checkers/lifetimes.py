@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from dledger.jepsen_like.checkers.verdict import REPORTED_MAX, Verdict, Violation, judge
+from dledger.jepsen_like.checkers.verdict import Verdict, Violation, judge, violation_of
 from dledger.jepsen_like.history.operation import NOTHING, F, Operation, Outcome
 
 NAME: Final = "lifetimes"
@@ -45,22 +45,22 @@ def check_history(
         late_ns = op.call_ns - stored_ns[op.value] - send.cnt * MS - clock_error_ns
         if send.cnt and late_ns > 0:
             text = f"value {op.value} came {late_ns / 1e6:.1f} ms after its {send.cnt} ms"
-            violations.append(_violation(EXPIRED, op, send, text))
+            violations.append(violation_of(EXPIRED, op.place, text, send, op))
     for op in reads:
         for send in _passed(op, places):
             ends_ns = send.call_ns + send.cnt * MS - clock_error_ns
             if not send.cnt or op.ret_ns < ends_ns:
                 text = f"value {send.value} at {send.off} is not what was found"
-                violations.append(_violation(PASSED, op, send, text))
+                violations.append(violation_of(PASSED, op.place, text, send, op))
     if drained:
         seen = {op.value for op in found}
         for send in acked:
             if not send.cnt and send.value not in seen:
                 text = f"value {send.value}, which does not expire, is not there"
-                violations.append(_violation(LOST, send, send, text))
+                violations.append(violation_of(LOST, send.place, text, send))
     violations.sort(key=lambda violation: (violation.at_ns, violation.operations, violation.name))
     counts = {"sends": len(sends), "reads": len(reads), "found": len(found)}
-    return judge(NAME, violations[:REPORTED_MAX], counts, looked_at=len(reads))
+    return judge(NAME, violations, counts, looked_at=len(reads))
 
 
 def _passed(read: Operation, places: dict[tuple[str, int, int], Operation]) -> Iterator[Operation]:
@@ -69,8 +69,3 @@ def _passed(read: Operation, places: dict[tuple[str, int, int], Operation]) -> I
         send = places.get((read.topic, read.queue, off))
         if send is not None and send.value != read.value:
             yield send
-
-
-def _violation(name: str, op: Operation, send: Operation, text: str) -> Violation:
-    ids = tuple(sorted({op.op_id, send.op_id}))
-    return Violation(name, f"{op.topic}/{op.queue}", text, ids, at_ns=op.call_ns)

@@ -24,7 +24,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from dledger.jepsen_like.checkers.verdict import REPORTED_MAX, Verdict, Violation, judge
+from dledger.jepsen_like.checkers.verdict import Verdict, Violation, judge, violation_of
 from dledger.jepsen_like.history.operation import NEVER, NOTHING, F, Operation, Outcome
 
 NAME: Final = "locks"
@@ -89,13 +89,11 @@ def _check_owners(granted: list[Operation], rows: list[Operation], subject: str)
         back = given_back.get((op.process, op.token))
         if first.process != op.process:
             text = f"token {op.token} was granted to p{first.process} and to p{op.process}"
-            found.append(Violation(TOKEN_OF_TWO, subject, text, (first.op_id, op.op_id)))
+            found.append(violation_of(TOKEN_OF_TWO, subject, text, first, op))
         elif back is not None and back.ret_ns < op.call_ns:
             text = f"token {op.token} was given back and granted again"
-            found.append(
-                Violation(TOKEN_AGAIN, subject, text, (back.op_id, op.op_id), at_ns=op.ret_ns)
-            )
-    return found[:REPORTED_MAX]
+            found.append(violation_of(TOKEN_AGAIN, subject, text, back, op))
+    return found
 
 
 def _check_order(rows: list[Operation], subject: str) -> list[Violation]:
@@ -114,17 +112,10 @@ def _check_order(rows: list[Operation], subject: str) -> list[Violation]:
             at += 1
         if newest is not None and op.token < newest.token:
             is_grant = op.f == F.LOCK
-            found.append(
-                Violation(
-                    TOKEN_WENT_BACK if is_grant else NOT_FENCED,
-                    subject,
-                    f"token {op.token} was {'granted' if is_grant else 'accepted'} after "
-                    f"{newest.token} had been",
-                    (newest.op_id, op.op_id),
-                    at_ns=op.call_ns,
-                )
-            )
-    return found[:REPORTED_MAX]
+            name = TOKEN_WENT_BACK if is_grant else NOT_FENCED
+            text = f"token {op.token} was {'granted' if is_grant else 'accepted'} after "
+            found.append(violation_of(name, subject, f"{text}{newest.token} had been", newest, op))
+    return found
 
 
 class _Unlocks:
@@ -214,7 +205,7 @@ def _check_holds(holds: list[_Hold], subject: str) -> list[Violation]:
         op, other = hold.op, last.besides(hold.op.process)
         if other is not None and other.end_ns > op.ret_ns:
             until = f"while p{other.op.process} held it until {other.end_ns} ns"
-            text, ids = f"p{op.process} got the lock {until}", (other.op.op_id, op.op_id)
-            violation = Violation(TWO_HOLDERS, subject, text, ids, at_ns=op.ret_ns)
-            found.setdefault(frozenset(ids), violation)
-    return list(found.values())[:REPORTED_MAX]
+            text = f"p{op.process} got the lock {until}"
+            violation = violation_of(TWO_HOLDERS, subject, text, other.op, op)
+            found.setdefault(frozenset(violation.operations), violation)
+    return list(found.values())

@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
-from dledger.jepsen_like.checkers.verdict import REPORTED_MAX, Verdict, Violation, judge
+from dledger.jepsen_like.checkers.verdict import Verdict, Violation, judge
 from dledger.jepsen_like.history.operation import NOTHING, F, Operation, Outcome
 
 NAME: Final = "polls"
@@ -47,8 +47,7 @@ def check_history(operations: Iterable[Operation], waits: Iterable[Violation] = 
         if op.f in (F.PULL, F.FETCH_COMMIT) and op.group and op.outcome == Outcome.OK
     ]
     positions: dict[tuple[int, str, str, int], _Position] = {}
-    back: list[Violation] = []
-    skipped: list[Violation] = []
+    found: list[Violation] = []
     for op in sorted(rows, key=lambda op: (op.call_ns, op.op_id)):
         at = positions.setdefault((op.process, op.group, op.topic, op.queue), _Position())
         if op.call_ns < at.busy_until_ns:
@@ -62,15 +61,13 @@ def check_history(operations: Iterable[Operation], waits: Iterable[Violation] = 
                 at.offsets = at.offsets | {op.off}
         else:
             if at.offsets and op.off not in at.offsets:
-                is_skip = op.off > max(at.offsets)
-                into, name = (skipped, SKIPPED) if is_skip else (back, WENT_BACK)
-                into.append(_violation(name, at, op))
+                name = SKIPPED if op.off > max(at.offsets) else WENT_BACK
+                found.append(_violation(name, at, op))
             at.offsets = _next(op)
         at.last_id, at.busy_until_ns = op.op_id, op.ret_ns
     polls = polls_of(rows)
     counts = {"consumers": len({op.process for op in polls}), "polls": len(polls)}
-    found = [*back[:REPORTED_MAX], *skipped[:REPORTED_MAX], *waits]
-    return judge(NAME, found, counts, looked_at=len(polls))
+    return judge(NAME, [*found, *waits], counts, looked_at=len(polls))
 
 
 def _next(op: Operation) -> set[int]:
@@ -88,7 +85,7 @@ def _violation(name: str, at: _Position, op: Operation) -> Violation:
     expected = " or ".join(map(str, sorted(at.offsets)))
     return Violation(
         name,
-        f"{op.group}@{op.topic}/{op.queue}",
+        op.slot,
         f"p{op.process} polled at {op.off}, and was to go on at {expected}",
         (at.last_id, op.op_id),
         at_ns=op.call_ns,

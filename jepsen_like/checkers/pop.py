@@ -37,13 +37,7 @@ from dledger.jepsen_like.checkers.pop_ends import (
     message_of,
     violation_of,
 )
-from dledger.jepsen_like.checkers.verdict import (
-    REPORTED_MAX,
-    Verdict,
-    Violation,
-    few_of_each,
-    judge,
-)
+from dledger.jepsen_like.checkers.verdict import REPORTED_MAX, Verdict, Violation, judge
 from dledger.jepsen_like.history.operation import NEVER, NOTHING, F, Operation, Outcome
 
 NAME: Final = "pop"
@@ -198,7 +192,7 @@ def check_history(
         "refused": sum(op.f == F.ACK and op.outcome == Outcome.FAIL for op in rows),
         "given_up": sum(op.f == F.GIVEN_UP for op in rows),
     }
-    return judge(NAME, few_of_each(found), counts, looked_at=len(received))
+    return judge(NAME, found, counts, looked_at=len(received))
 
 
 def received_values(operations: Iterable[Operation]) -> tuple[int, ...]:
@@ -210,8 +204,7 @@ def _misplaced(received: Iterable[Operation], seen: Seen) -> Iterator[Violation]
     for op in received:
         places = seen.get(op.value)
         if places and (op.topic, op.queue, op.off) not in places:
-            where = f"{op.group}@{op.topic}/{op.queue}"
-            yield Violation(OTHER, where, f"offset {op.off}", (op.op_id,), at_ns=op.ret_ns)
+            yield violation_of(OTHER, message_of(op), op)
 
 
 def _lost(

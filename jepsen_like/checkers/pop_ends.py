@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Final
 
+from dledger.jepsen_like.checkers import verdict
 from dledger.jepsen_like.checkers.verdict import Violation
 from dledger.jepsen_like.history.operation import NOTHING, F, Operation, Outcome
 
@@ -62,8 +63,7 @@ def message_of(op: Operation) -> Message:
 def violation_of(name: str, message: Message, *ops: Operation) -> Violation:
     """Return a violation about a message, with *ops* as its witnesses."""
     group, topic, queue, off = message
-    ids = tuple(op.op_id for op in ops)
-    return Violation(name, f"{group}@{topic}/{queue}", f"offset {off}", ids)
+    return verdict.violation_of(name, f"{group}@{topic}/{queue}", f"offset {off}", *ops)
 
 
 def _replaced(rows: list[Operation]) -> list[Violation]:

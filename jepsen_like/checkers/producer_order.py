@@ -84,7 +84,7 @@ class Lines:
         (first, op) = (operations_of(row, OBS.empty_table())[0] for row in rows)
         return Violation(
             OVERTAKEN,
-            f"{op.topic}/{op.queue}",
+            op.place,
             f"producer {op.value >> CLIENT_BITS} sent value {first.value} before value {op.value}, "
             f"and they stand at {place[highest]} and {place[at]}",
             (first.op_id, op.op_id),

@@ -13,7 +13,7 @@ from typing import Final
 
 import msgspec
 
-from dledger.jepsen_like.checkers.verdict import REPORTED_MAX, Verdict, Violation, judge
+from dledger.jepsen_like.checkers.verdict import Verdict, Violation, judge
 from dledger.jepsen_like.history.operation import NOTHING
 
 NAME: Final = "push_group"
@@ -88,9 +88,9 @@ def check_record(record: PushRecord) -> Verdict:
     lost = never_consumed(record)
     found += [
         Violation(LOST, "group", f"value {value:#x} is stored and was never consumed")
-        for value in sorted(lost)[:REPORTED_MAX]
+        for value in sorted(lost)
     ]
-    for queue, count in sorted(ownership(record.stored, record.owners).items())[:REPORTED_MAX]:
+    for queue, count in sorted(ownership(record.stored, record.owners).items()):
         who = ", ".join(sorted(name for name, own in record.owners.items() if queue in own))
         found.append(
             Violation(
@@ -106,10 +106,10 @@ def check_record(record: PushRecord) -> Verdict:
         if counted != handled:
             text = f"it counts {counted}, its listener dealt with {handled}"
             found.append(Violation(WRONG_COUNT, start, text))
-    found += [Violation(OF_PAUSED, "group", text) for text in record.of_paused[:REPORTED_MAX]]
-    found += _phantoms(record)[:REPORTED_MAX]
+    found += [Violation(OF_PAUSED, "group", text) for text in record.of_paused]
+    found += _phantoms(record)
     if record.is_orderly:
-        found += _out_of_order(record)[:REPORTED_MAX]
+        found += _out_of_order(record)
     dealt_with = [item.value for item in record.consumed]
     counts = {
         "consumed": len(dealt_with),

@@ -13,7 +13,7 @@ from typing import Final
 
 from dledger.jepsen_like.checkers.kernel.home import Home
 from dledger.jepsen_like.checkers.kernel.source import Queue
-from dledger.jepsen_like.checkers.verdict import REPORTED_MAX, Verdict, Violation, judge
+from dledger.jepsen_like.checkers.verdict import Verdict, Violation, judge, violation_of
 from dledger.jepsen_like.history.operation import NOTHING, Operation, ReplicaRead, ReplicaState
 
 NAME: Final = "replicas"
@@ -69,7 +69,7 @@ def check_ends(
                 subject = f"{topic}/{queue}"
                 found.append(Violation(QUEUES_DIFFER, subject, text, at_ns=last[node].at_ns))
                 break
-    return found[:REPORTED_MAX]
+    return found
 
 
 def verdict_of(
@@ -107,7 +107,7 @@ def _check_states(states: list[ReplicaState], *, settled: bool) -> list[Violatio
             at_ns = max(state.at_ns for state in last.values())
             text = f"last applied when the run was over: {shown}"
             found.append(Violation(NOT_EQUAL, "group", text, at_ns=at_ns))
-    return found[:REPORTED_MAX]
+    return found
 
 
 def _check_complete(states: list[ReplicaState], heads: list[ReplicaRead]) -> list[Violation]:
@@ -120,7 +120,7 @@ def _check_complete(states: list[ReplicaState], heads: list[ReplicaRead]) -> lis
         Violation(MISSING, f"{topic}/{queue}", f"{', '.join(sorted(nodes - there))} lacks it")
         for (topic, queue), there in sorted(have.items())
         if nodes - there
-    ][:REPORTED_MAX]
+    ]
 
 
 def held_violations(
@@ -130,19 +130,16 @@ def held_violations(
     acked: Mapping[tuple[str, int, int], Operation],
 ) -> list[Violation]:
     """Return what replicas hold otherwise than each other, or than was acknowledged."""
-    differ: list[Violation] = []
-    lost: list[Violation] = []
+    found: list[Violation] = []
     for (topic, queue), home in sorted(homes, key=lambda pair: pair[0]):
         subject = f"{topic}/{queue}"
         for off, ours, theirs, known, other in home.differ:
             text = f"offset {off} holds {ours} on {names[known]} and {theirs} on {names[other]}"
             when = at_ns[names[other], topic, queue]
-            differ.append(Violation(QUEUES_DIFFER, subject, text, at_ns=when))
+            found.append(Violation(QUEUES_DIFFER, subject, text, at_ns=when))
         for _, value, replica, here in home.lost:
             op = acked[topic, queue, value]
             shown = "nothing" if here < NOTHING else f"value {here}"
             text = f"value {value} was acknowledged at offset {op.off}; {names[replica]} holds"
-            lost.append(
-                Violation(LOST, subject, f"{text} {shown} there", (op.op_id,), at_ns=op.ret_ns)
-            )
-    return [*differ[:REPORTED_MAX], *lost[:REPORTED_MAX]]
+            found.append(violation_of(LOST, subject, f"{text} {shown} there", op))
+    return found

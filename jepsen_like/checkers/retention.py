@@ -24,7 +24,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 import numpy as np
 
-from dledger.jepsen_like.checkers.verdict import REPORTED_MAX, Verdict, Violation, judge
+from dledger.jepsen_like.checkers.verdict import Verdict, Violation, judge
 from dledger.jepsen_like.history.operation import (
     NEVER,
     NOTHING,
@@ -153,8 +153,7 @@ def check_floors(
         *((head.node, head, (), head.at_ns) for head in late),
         *(("an answer", one, (one.op_id,), one.call_ns) for one in answers),
     ]
-    found = found[:REPORTED_MAX]
-    for who, at, witnesses, at_ns in lost[:REPORTED_MAX]:
+    for who, at, witnesses, at_ns in lost:
         text = f"{who} has it from offset {at.min_off} on; retention let it begin at "
         text += str(may_begin.get((at.topic, at.queue), 0))
         found.append(Violation(REMOVED, f"{at.topic}/{at.queue}", text, witnesses, at_ns=at_ns))

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from dledger.jepsen_like.checkers.verdict import REPORTED_MAX, Verdict, Violation, judge
+from dledger.jepsen_like.checkers.verdict import Verdict, Violation, judge, violation_of
 from dledger.jepsen_like.history.operation import NOTHING, F, Operation, Outcome
 
 NAME: Final = "retries"
@@ -73,7 +73,7 @@ def check_history(
                 if there[copy] < count:
                     text = f"{there[copy]} times, acknowledged {count}"
                     found.append(_violation(LOST, copy, text, witness))
-    found = found[:REPORTED_MAX] + _early(operations, clock_error_ns)
+    found += _early(operations, clock_error_ns)
     counts = {
         "acknowledged": acked.total(),
         "unknown": perhaps.total(),
@@ -99,9 +99,8 @@ def _early(operations: Iterable[Operation], clock_error_ns: int) -> list[Violati
         if before is not None and op.call_ns + clock_error_ns < before.due_ns:
             early_ms = (before.due_ns - op.call_ns) // 1_000_000
             text = f"value {op.value}, tried {op.cnt} times, is read {early_ms} ms before it is due"
-            where, operations_ids = f"retry topic of {op.group}", (before.op_id, op.op_id)
-            found.append(Violation(EARLY, where, text, operations_ids, at_ns=op.call_ns))
-    return found[:REPORTED_MAX]
+            found.append(violation_of(EARLY, f"retry topic of {op.group}", text, before, op))
+    return found
 
 
 def _violation(name: str, copy: _Copy, text: str, witness: dict[_Copy, int]) -> Violation:

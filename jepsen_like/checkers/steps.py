@@ -19,8 +19,8 @@ from dledger.jepsen_like.checkers.verdict import (
     REPORTED_MAX,
     Verdict,
     Violation,
-    few_of_each,
     judge,
+    violation_of,
 )
 from dledger.jepsen_like.history.operation import NOTHING, F, Operation, Outcome
 
@@ -78,11 +78,9 @@ def _in_parts(every: list[_Judged]) -> list[Violation]:
         missing = [op for op in ops if op.op_id not in there]
         if stored and missing:
             op = missing[0]
-            subject = f"{op.group}@{op.topic}/{op.queue}"
             text = f"from {op.off} to {op.max_off}: there is only the output of another queue"
-            ids = (op.op_id, stored[0].op_id)
-            found.append(Violation(IN_PARTS, subject, text, ids, at_ns=op.call_ns))
-    return found[:REPORTED_MAX]
+            found.append(violation_of(IN_PARTS, op.slot, text, op, stored[0]))
+    return found
 
 
 class _Judged:
@@ -119,11 +117,10 @@ class _Judged:
                 by_step.setdefault(op.txn, []).append(op)
             found += self._wrong_steps(self.head, by_step)
             found += self._wrong_messages(self.head, by_offset)
-        return few_of_each(found)
+        return found
 
     def _violation(self, name: str, text: str, *rows: Operation) -> Violation:
-        ids = tuple(op.op_id for op in rows)
-        return Violation(name, self.subject, text, ids, at_ns=rows[0].call_ns)
+        return violation_of(name, self.subject, text, *rows)
 
     def _stored_twice(self) -> list[Violation]:
         there = {op.txn for op in self.outputs}

@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from dledger.jepsen_like.checkers.retention import HolesOf, Missing, Queue, lost_of
-from dledger.jepsen_like.checkers.verdict import Verdict, Violation, few_of_each, judge
+from dledger.jepsen_like.checkers.verdict import Verdict, Violation, judge, violation_of
 from dledger.jepsen_like.history.operation import (
     NEVER,
     NOTHING,
@@ -215,7 +215,7 @@ def check_history(
         "seen": len(seen),
         "discarded": len(discarded),
     }
-    return judge(NAME, few_of_each(found), counts, looked_at=len(began))
+    return judge(NAME, found, counts, looked_at=len(began))
 
 
 def _immunity(one: Transaction, otherwise_ns: int) -> int:
@@ -244,15 +244,12 @@ def _check_seen(one: Transaction, seen: _Sightings | None) -> list[Violation]:
     half = one.half
     if half is None:
         return []
-    subject = f"{half.topic}/{half.queue}"
     commits = one.ended(Decision.COMMIT)
     acknowledged = one.ended(Decision.COMMIT, only_acknowledged=True)
     refused = one.ended(Decision.ROLLBACK, only_acknowledged=True)
     if acknowledged and refused:
         text = f"value {one.value}: a commit and a rollback were both acknowledged"
-        witnesses: tuple[int, ...] = (acknowledged[0].op_id, refused[0].op_id)
-        at_ns = max(acknowledged[0].ret_ns, refused[0].ret_ns)
-        return [Violation(DECIDED_TWICE, subject, text, witnesses, at_ns=at_ns)]
+        return [violation_of(DECIDED_TWICE, half.place, text, acknowledged[0], refused[0])]
     if seen is None:
         return []
     called = min((op.call_ns for op in commits), default=None)
@@ -278,7 +275,7 @@ def _check_seen(one: Transaction, seen: _Sightings | None) -> list[Violation]:
     if not name:
         return []
     text = f"value {one.value} {text}"
-    return [Violation(name, subject, text, witnesses, at_ns=seen.first_ns)]
+    return [Violation(name, half.place, text, witnesses, at_ns=seen.first_ns)]
 
 
 def _shared_offsets(operations: list[Operation]) -> list[Violation]:
@@ -291,8 +288,7 @@ def _shared_offsets(operations: list[Operation]) -> list[Violation]:
         known = first.setdefault(op.txn, op)
         if known is not op:
             text = f"values {known.value} and {op.value} are both at half offset {op.txn}"
-            subject = f"{op.topic}/{op.queue}"
-            found.append(Violation(SHARED_OFFSET, subject, text, (known.op_id, op.op_id)))
+            found.append(violation_of(SHARED_OFFSET, op.place, text, known, op))
     return found
 
 
@@ -303,32 +299,25 @@ def _check_rows(
     half = one.half
     if half is None or half.outcome == Outcome.FAIL:
         rows = [*one.checks, *(op for op in one.ends if op.outcome == Outcome.OK)]
-        before = () if half is None else (half.op_id,)
+        before = () if half is None else (half,)
         text = f"value {one.value}: there is no such half message, but it was asked for or decided"
-        return [
-            Violation(NEVER_BEGUN, f"txn {op.txn}", text, (*before, op.op_id), at_ns=op.ret_ns)
-            for op in rows[:1]
-        ]
-    subject = f"{half.topic}/{half.queue}"
+        return [violation_of(NEVER_BEGUN, f"txn {op.txn}", text, *before, op) for op in rows[:1]]
     found: list[Violation] = []
     decided = min(
         (op for op in one.ends if op.outcome == Outcome.OK), key=lambda op: op.ret_ns, default=None
     )
     for check in one.checks:
-        pair = (half.op_id, check.op_id)
         if decided is not None and check.ret_ns > decided.ret_ns + interval_ns:
             late_ms = (check.ret_ns - decided.ret_ns) / 1e6
             text = f"value {one.value} was asked for {late_ms:.1f} ms after it was decided"
-            pair = (decided.op_id, check.op_id)
-            found.append(Violation(CHECKED_DECIDED, subject, text, pair, at_ns=check.ret_ns))
+            found.append(violation_of(CHECKED_DECIDED, half.place, text, decided, check))
         if check.ret_ns < half.call_ns + immunity_ns:
             text = f"value {one.value} was asked for before its time"
-            found.append(Violation(CHECKED_EARLY, subject, text, pair, at_ns=check.ret_ns))
+            found.append(violation_of(CHECKED_EARLY, half.place, text, half, check))
     if len(one.checks) > checks_max:
         last = max(one.checks, key=lambda op: op.ret_ns)
         text = f"value {one.value} was asked for {len(one.checks)} times, {checks_max} are allowed"
-        pair = (half.op_id, last.op_id)
-        found.append(Violation(CHECKED_OFTEN, subject, text, pair, at_ns=last.ret_ns))
+        found.append(violation_of(CHECKED_OFTEN, half.place, text, half, last))
     return found
 
 
@@ -338,18 +327,17 @@ def _check_discarded(
     half = one.half
     if half is None or discarded is None:
         return []
-    subject = f"{half.topic}/{half.queue}"
     commits = one.ended(Decision.COMMIT, only_acknowledged=True)
     if commits or seen is not None:
         text = f"value {one.value} was committed, and discarded as undecided"
         witnesses = discarded.witnesses(commits[0] if commits else half)
         at_ns = discarded.first_ns
-        return [Violation(DISCARDED_COMMITTED, subject, text, witnesses, at_ns=at_ns)]
+        return [Violation(DISCARDED_COMMITTED, half.place, text, witnesses, at_ns=at_ns)]
     if len(discarded.places) > 1:
         text = f"value {one.value} was discarded {len(discarded.places)} times"
         pulls = [op_id for op_id in discarded.places.values() if op_id != NOTHING]
         witnesses = tuple(pulls[:2]) or (half.op_id,)
-        return [Violation(DISCARDED_TWICE, subject, text, witnesses, at_ns=discarded.first_ns)]
+        return [Violation(DISCARDED_TWICE, half.place, text, witnesses, at_ns=discarded.first_ns)]
     return []
 
 
@@ -380,9 +368,7 @@ def _lost(
         assert one.half is not None
         commit = one.ended(Decision.COMMIT, only_acknowledged=True)[0]
         text = f"value {value}: its commit was acknowledged and it is nowhere"
-        witnesses = (one.half.op_id, commit.op_id)
-        subject = f"{one.half.topic}/{one.half.queue}"
-        found.append(Violation(COMMIT_LOST, subject, text, witnesses, at_ns=commit.ret_ns))
+        found.append(violation_of(COMMIT_LOST, one.half.place, text, one.half, commit))
     return found
 
 
@@ -415,7 +401,5 @@ def _dropped(
         last = max(one.checks, key=lambda op: op.ret_ns)
         if value not in seen and value not in discarded and last.ret_ns + interval_ns < read_ns:
             text = f"value {value} was asked for {len(one.checks)} times and then forgotten"
-            subject = f"{half.topic}/{half.queue}"
-            witnesses = (half.op_id, last.op_id)
-            found.append(Violation(DROPPED, subject, text, witnesses, at_ns=last.ret_ns))
+            found.append(violation_of(DROPPED, half.place, text, half, last))
     return found

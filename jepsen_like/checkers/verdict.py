@@ -13,6 +13,7 @@ from typing import Final, Literal
 import msgspec
 
 from dledger.commitlog.errors import MQError
+from dledger.jepsen_like.history.operation import NEVER, Operation
 
 Validity = Literal["valid", "invalid", "unknown"]
 
@@ -71,11 +72,21 @@ def few_of_each(violations: Iterable[Violation]) -> list[Violation]:
     return kept
 
 
+def violation_of(name: str, subject: str, text: str, *witnesses: Operation) -> Violation:
+    """Return a violation that operations prove, at the time at which the last one was over."""
+    times_ns = [op.ret_ns for op in witnesses if op.ret_ns != NEVER]
+    times_ns = times_ns or [op.call_ns for op in witnesses]
+    ids = tuple(op.op_id for op in witnesses)
+    return Violation(name, subject, text, ids, at_ns=max(times_ns, default=0))
+
+
 def judge(
     checker: str, violations: Iterable[Violation], counts: dict[str, int], *, looked_at: int
 ) -> Verdict:
-    """Return the verdict of a checker that ran to its end."""
-    found = tuple(msgspec.structs.replace(violation, checker=checker) for violation in violations)
+    """Return the verdict of a checker that ran to its end: it names the first of each kind."""
+    found = tuple(
+        msgspec.structs.replace(violation, checker=checker) for violation in few_of_each(violations)
+    )
     if found:
         return Verdict(checker, "invalid", found, counts)
     if looked_at == 0:

@@ -27,7 +27,7 @@ import numpy as np
 
 from dledger.jepsen_like.checkers.fault_record import FaultRecord
 from dledger.jepsen_like.checkers.pop_ends import MS_NS, Message, message_of
-from dledger.jepsen_like.checkers.verdict import REPORTED_MAX, Violation
+from dledger.jepsen_like.checkers.verdict import Violation, violation_of
 from dledger.jepsen_like.history.operation import NOTHING, F, Operation, Outcome
 
 POLL_IN_VAIN: Final = "poll waited in vain"
@@ -61,10 +61,10 @@ def poll_violations(
 
 
 def more_than_a_few(found: list[Violation], lasted: int) -> list[Violation]:
-    """Return the first of those that waited in vain, unless they are few of those that lasted."""
+    """Return those that waited in vain, unless they are few of those that lasted."""
     if len(found) < IN_VAIN_LEAST or 100 * len(found) <= ALLOWED_PER_CENT * lasted:
         return []
-    return found[:REPORTED_MAX]
+    return found
 
 
 class _Acknowledged:
@@ -95,8 +95,7 @@ def _poll_in_vain(send: int, op: Operation) -> Violation:
         f"p{op.process} polled at {op.off} for {(op.ret_ns - op.call_ns) / 1e9:.1f} s, though a "
         "message there or behind had been acknowledged for a second or more when it was answered"
     )
-    subject = f"{op.group}@{op.topic}/{op.queue}"
-    return Violation(POLL_IN_VAIN, subject, text, (send, op.op_id), at_ns=op.ret_ns)
+    return Violation(POLL_IN_VAIN, op.slot, text, (send, op.op_id), at_ns=op.ret_ns)
 
 
 # -- receives by POP ----------------------------------------------------------------------------
@@ -196,5 +195,4 @@ def _receive_in_vain(one: _Free, op: Operation) -> Violation:
         f"offset {message.off} of queue {message.queue} was free for {free_s:.1f} s when a receive "
         f"that had lasted for {lasted_s:.1f} s came back"
     )
-    subject = f"{op.group}@{op.topic}"
-    return Violation(RECEIVE_IN_VAIN, subject, text, (message.op_id, op.op_id), at_ns=op.ret_ns)
+    return violation_of(RECEIVE_IN_VAIN, f"{op.group}@{op.topic}", text, message, op)

@@ -158,6 +158,16 @@ class Operation(msgspec.Struct, array_like=True, tag=1, gc=False):
     level: int = 0
     range_hash: int = 0
 
+    @property
+    def place(self) -> str:
+        """Its queue, as violations name it."""
+        return f"{self.topic}/{self.queue}"
+
+    @property
+    def slot(self) -> str:
+        """Its queue with the group whose it is."""
+        return f"{self.group}@{self.place}"
+
 
 class Event(msgspec.Struct, array_like=True, tag=2, gc=False):
     """A fault, its healing, a change of role, an end of a process.

@@ -186,7 +186,7 @@ class Looked:
             "ended": Outcome(op.outcome).name.lower(),
             "called at s": round(self.span.at_s(op.call_ns), 3),
             "returned at s": None if op.ret_ns == NEVER else round(self.span.at_s(op.ret_ns), 3),
-            "queue": f"{op.topic}/{op.queue}",
+            "queue": op.place,
             "offset": op.off,
             "value": op.value,
         }

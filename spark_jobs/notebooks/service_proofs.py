@@ -159,7 +159,7 @@ def step_rows(run: Looked, violation: Violation) -> list[dict[str, Any]]:
             "ended": Outcome(op.outcome).name.lower(),
             "called at s": f"{run.span.at_s(op.call_ns):.3f}",
             "returned at s": f"{run.span.at_s(op.ret_ns):.3f}",
-            "queue": f"{op.topic}/{op.queue}",
+            "queue": op.place,
             "began at": op.off,
             "led to": op.max_off,
         }
