@@ -131,9 +131,12 @@ class LinkProxy:
     *sometimes*: what happened how often: connections, resets (by the proxy's own doing).
     """
 
-    def __init__(self, rng: Rng, targets: Mapping[int, Target]) -> None:
+    def __init__(
+        self, rng: Rng, targets: Mapping[int, Target], why_whole: str | None = None
+    ) -> None:
         """Args:
         targets: By the port to listen on.
+        why_whole: Why no link can be broken as it was asked for; None: each can.
 
         Raises:
             ConfigError: A target is not on this machine.
@@ -144,6 +147,7 @@ class LinkProxy:
         self.sometimes: Counter[str] = Counter()
         self._rng = rng
         self._targets = dict(targets)
+        self._why_whole = why_whole
         self._links: dict[tuple[str, str], Link] = {}
         self._connections: dict[int, Connection] = {}
         self._last_number = 0
@@ -155,6 +159,7 @@ class LinkProxy:
 
     def cut(self, source: str, target: str) -> None:
         """Let nothing through from *source* to *target*; what is sent waits."""
+        self._must_be_possible()
         self._link(source, target).is_cut = True
 
     def mend(self, source: str, target: str, *, reset: float = 0.0) -> None:
@@ -185,8 +190,10 @@ class LinkProxy:
 
         What is under way waits no longer than if it were sent now, unless *fault* limits the link.
 
-        Raises CannotBeDone: *fault* is one of frames.
+        Raises CannotBeDone: *fault* is one of frames, or no link can be broken.
         """
+        if fault != HEALTHY:
+            self._must_be_possible()
         if not fault.is_plain:
             raise CannotBeDone("the proxy passes all bytes on; the simulator does this to frames")
         link = self._link(source, target)
@@ -196,6 +203,7 @@ class LinkProxy:
 
     def reset_between(self, one: str, other: str) -> int:
         """Break every connection between two names, both ends at once; return how many."""
+        self._must_be_possible()
         found = [
             connection
             for connection in self._connections.values()
@@ -205,6 +213,10 @@ class LinkProxy:
         for connection in found:
             self._break(connection)
         return len(found)
+
+    def _must_be_possible(self) -> None:
+        if self._why_whole is not None:
+            raise CannotBeDone(self._why_whole)
 
     def _link(self, source: str, target: str) -> Link:
         link = self._links.get((source, target))

@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Final, NoReturn, Protocol
+from typing import Any, Final, NoReturn
 
 import trio
 
@@ -19,13 +19,13 @@ from dledger.client.core.errors import ClientError
 from dledger.jepsen_like.chaos.cluster import ChaosCluster
 from dledger.jepsen_like.chaos.machines import RealMachine, RealMember
 from dledger.jepsen_like.chaos.namespaces import RunNetwork, rule_lines
+from dledger.jepsen_like.chaos.proxy import LinkProxy
 from dledger.jepsen_like.history.operation import Event
 from dledger.jepsen_like.nemesis.ground import (
     HEALTHY,
     CannotBeDone,
     FaultError,
     LinkFault,
-    Links,
     Machine,
     Workload,
 )
@@ -34,63 +34,6 @@ from dledger.jepsen_like.plans.plan import Kind
 from dledger.remoting.protocol.codes import RequestCode, ResponseCode
 
 # ---------------------------------------------------------------------------------- links
-
-
-class RunLinks(Links, Protocol):
-    """All links of a run; see `proxy.LinkProxy` and `KernelLinks`."""
-
-    @property
-    def sometimes(self) -> Counter[str]:
-        """What happened how often."""
-
-    def mend_all(self) -> None:
-        """Heal everything."""
-
-    async def serve(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Carry out what is asked for, until cancelled."""
-
-
-class RealLinks:
-    """The links of a run that there are; others are left alone.
-
-    Args:
-        known: Whether there is a link between two names.
-        why_not: Why links cannot be broken as it was asked for; None when they can.
-    """
-
-    def __init__(
-        self, links: RunLinks, known: Callable[[str, str], bool], why_not: str | None = None
-    ) -> None:
-        self._links = links
-        self._known = known
-        self._why_not = why_not
-
-    def cut(self, source: str, target: str) -> None:
-        """Let nothing through."""
-        self._must_be_possible()
-        if self._known(source, target):
-            self._links.cut(source, target)
-
-    def mend(self, source: str, target: str, *, reset: float = 0.0) -> None:
-        """Let everything through again."""
-        if self._known(source, target):
-            self._links.mend(source, target, reset=reset)
-
-    def set_fault(self, source: str, target: str, fault: LinkFault) -> None:
-        """Damage what passes."""
-        if fault != HEALTHY:
-            self._must_be_possible()
-        if self._known(source, target):
-            self._links.set_fault(source, target, fault)
-
-    def reset_between(self, one: str, other: str) -> object:
-        """Reset all connections between the two."""
-        self._must_be_possible()
-        return self._links.reset_between(one, other) if self._known(one, other) else 0
-
-    def _must_be_possible(self) -> None:
-        if self._why_not is not None:
-            raise CannotBeDone(self._why_not)
 
 
 class KernelLinks:
@@ -178,7 +121,6 @@ class RealGround:
     Args:
         begin_ns: `time.monotonic_ns` at the begin of the run: the zero of its clock.
         on_sample: Called with each broker's answer, as a map, a few times a second.
-        why_no_links: Why links cannot be broken as it was asked for; None when they can.
 
     Attributes:
         brokers, name_servers, proxies, clients: By name; the proxies are of the gRPC protocol, the
@@ -189,13 +131,12 @@ class RealGround:
         self,
         cluster: ChaosCluster,
         members: Mapping[str, RealMember],
-        links: RunLinks,
+        links: LinkProxy | KernelLinks,
         clients: Mapping[str, Any],
         *,
         begin_ns: int,
         on_event: Callable[[Event], None],
         on_sample: Callable[[Mapping[str, Any]], None],
-        why_no_links: str | None = None,
     ) -> None:
         self._cluster = cluster
         self.brokers = dict(members)
@@ -211,12 +152,8 @@ class RealGround:
         self._on_sample = on_sample
         self._leading: str | None = None
         self._roles: dict[str, tuple[str, int]] = {}
-        self.network = RealLinks(links, self._is_link, why_no_links)
-        self.sometimes: Counter[str] = links.sometimes
-
-    def _is_link(self, source: str, target: str) -> bool:
-        known = {*self.brokers, *self.name_servers, *self.clients}
-        return source in known and target in known and not {source, target} <= {*self.clients}
+        self.network = links
+        self.sometimes = links.sometimes
 
     @property
     def elapsed_s(self) -> float:

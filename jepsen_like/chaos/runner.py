@@ -34,7 +34,7 @@ from dledger.jepsen_like.chaos.cluster import (
 from dledger.jepsen_like.chaos.machines import RealClient, RealMember
 from dledger.jepsen_like.chaos.namespaces import RunNetwork, entered, run_network
 from dledger.jepsen_like.chaos.proxy import LinkProxy
-from dledger.jepsen_like.chaos.real_ground import KernelLinks, RealGround, RunLinks
+from dledger.jepsen_like.chaos.real_ground import KernelLinks, RealGround
 from dledger.jepsen_like.chaos.recorder import Recorder, write_push_record, write_rest, write_tables
 from dledger.jepsen_like.chaos.run_result import read_logs
 from dledger.jepsen_like.checkers.all_checks import check_everything
@@ -159,7 +159,7 @@ class _Run:
         with ExitStack() as stack:
             network = self._own_network(stack)
             cluster, members = self._lay_out(stack, network)
-            links = _links(cluster, network, self.plan)
+            links = self._links(cluster, network)
             self.through = self._through_proxies(stack, cluster)
             try:
                 await self._live(cluster, members, links)
@@ -192,6 +192,12 @@ class _Run:
         assert inside is not None
         stack.enter_context(entered(inside))
         return network
+
+    def _links(self, cluster: ChaosCluster, network: RunNetwork | None) -> LinkProxy | KernelLinks:
+        if network is not None:
+            return KernelLinks(network)
+        rng = Random(f"proxy {self.plan.seed}")
+        return LinkProxy(rng, cluster.targets(), self.why_no_links)
 
     def _through_proxies(self, stack: ExitStack, cluster: ChaosCluster) -> Through | None:
         """Return what clients go through; None: their plan has no proxies."""
@@ -233,7 +239,10 @@ class _Run:
         return cluster, members
 
     async def _live(
-        self, cluster: ChaosCluster, members: Mapping[str, RealMember], links: RunLinks
+        self,
+        cluster: ChaosCluster,
+        members: Mapping[str, RealMember],
+        links: LinkProxy | KernelLinks,
     ) -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.recorder.run)
@@ -248,20 +257,17 @@ class _Run:
                         begin_ns=self.begin_ns,
                         on_event=self._note,
                         on_sample=self.recorder.sample,
-                        why_no_links=self.why_no_links,
                     )
                     nursery.start_soon(ground.watch)
                     await cluster.wait_leader(timeout_s=SERVE_WITHIN_S)
                     await cluster.wait_proxies(SERVE_WITHIN_S)
-                    await self._play(cluster, ground, links, nursery)
+                    await self._play(cluster, ground, nursery)
             finally:
                 for member in members.values():
                     member.release()
             nursery.cancel_scope.cancel()
 
-    async def _play(
-        self, cluster: ChaosCluster, ground: RealGround, links: RunLinks, nursery: trio.Nursery
-    ) -> None:
+    async def _play(self, cluster: ChaosCluster, ground: RealGround, nursery: trio.Nursery) -> None:
         ran = self.ran
         clients = WorkloadClients(
             ground,
@@ -294,7 +300,7 @@ class _Run:
             self.phase = "healing"
             clients.release_consumers()
             await ground.end_doubles()
-            await self._heal(ground, links)
+            await self._heal(ground)
             load_s = self.plan.duration_ms / 1000
             within_s = max(SETTLED_WITHIN_S, load_s) + due_within_s(
                 self.plan, clock_ahead_ns(self.plan)
@@ -323,8 +329,8 @@ class _Run:
             self.options.on_progress(self.phase, clients.counts, nemesis.done)
             await trio.sleep(0.5)
 
-    async def _heal(self, ground: RealGround, links: RunLinks) -> None:
-        links.mend_all()
+    async def _heal(self, ground: RealGround) -> None:
+        ground.network.mend_all()
         for member in ground.brokers.values():
             await trio.to_thread.run_sync(member.release)
             member.resume()
@@ -419,12 +425,6 @@ def read_replicas(
 
 async def _stay(_: RealClient) -> None:
     await trio.sleep_forever()
-
-
-def _links(cluster: ChaosCluster, network: RunNetwork | None, plan: Plan) -> RunLinks:
-    if network is not None:
-        return KernelLinks(network)
-    return LinkProxy(Random(f"proxy {plan.seed}"), cluster.targets())
 
 
 async def _stop_in_order(ground: RealGround) -> None:
