@@ -9,13 +9,11 @@ from __future__ import annotations
 
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import pytest
 from playwright.sync_api import Locator, Page
 
-from tests.browser.conftest import DURATION_S, VERDICTS, Look, Looker
-from tests.harness.run_folders import NODES
+from tests.browser.conftest import VERDICTS, Look, Looker
 
 pytestmark = pytest.mark.slow
 
@@ -132,41 +130,3 @@ def test_the_verdict_is_the_first_sentence_and_has_its_colour(
     assert first.inner_text().lower().startswith(f"{name}: ")
     assert first.bounding_box()["y"] < 200  # type: ignore[index]  # it is visible
     assert first.locator("b").evaluate("e => getComputedStyle(e).color") == f"rgb({colour})"
-
-
-def test_logs_plan_and_faults_open_and_the_command_is_there(store: Path, look: Looker) -> None:
-    page = open_run(look, store, "invalid").page
-    for number, details in enumerate(section(page, "faults").locator("details").all(), 1):
-        assert not details.locator("table").is_visible(), number
-        details.locator("summary").click()
-        assert details.locator("table").is_visible(), number
-    assert number == 2, "every fault, and those that were skipped"
-    logs = section(page, "logs")
-    for node in NODES:
-        line = logs.get_by_text(f"{node} entry_applied index=449")
-        assert not line.is_visible()
-        logs.locator("summary", has_text=node).click()
-        assert line.is_visible()
-    plan = section(page, "plan")
-    plan.locator("summary").click()
-    assert f'"duration_ms": {DURATION_S * 1000}' in plan.locator("pre").inner_text()
-    said = section(page, "command").locator("pre").all_inner_texts()
-    assert said == [
-        "dledger chaos run --seed 1",
-        "asked invalid",
-        f"dledger-chaos minimize {store / 'invalid'}",
-    ]
-
-
-def test_every_link_leads_to_its_section(store: Path, look: Looker) -> None:
-    page = open_run(look, store, "invalid", 390).page
-    links: list[Any] = page.locator("nav a").all()
-    assert len(links) == page.locator("section").count()
-    for link in links:
-        target = (link.get_attribute("href") or "").removeprefix("#")
-        link.click()
-        assert page.url.endswith(f"#{target}")
-        top, height = page.evaluate(
-            "id => [document.getElementById(id).getBoundingClientRect().top, innerHeight]", target
-        )
-        assert -1 <= top < height, target

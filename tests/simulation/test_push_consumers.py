@@ -11,7 +11,7 @@ import trio
 
 from dledger.client.admin.admin import Admin
 from dledger.client.consumer.config import PushConfig
-from dledger.client.consumer.listener import ConsumeContext, ConsumeStatus, DeliveredMessage
+from dledger.client.consumer.listener import ConsumeContext, DeliveredMessage
 from dledger.client.consumer.offsets import FROM_FIRST
 from dledger.client.consumer.push_consumer import PushConsumer
 from dledger.client.core.errors import ClientError
@@ -33,14 +33,12 @@ FIRST = PushConfig(consume_from=FROM_FIRST)
 class Members:
     """Consumers on machines of their own, and what they received."""
 
-    def __init__(self, world: World, config: PushConfig = FIRST, *, orderly: bool = False) -> None:
+    def __init__(self, world: World, config: PushConfig = FIRST) -> None:
         self.world = world
         self.config = config
-        self.orderly = orderly
         self.consumers: dict[str, PushConsumer] = {}
         self.heard: list[tuple[str, DeliveredMessage]] = []
         self.sent: list[bytes] = []
-        self.answer: Callable[[DeliveredMessage], ConsumeStatus | None] = lambda _: None
         self.leave: dict[str, trio.Event] = {}
 
     async def prepare(self) -> None:
@@ -71,17 +69,12 @@ class Members:
         await self.world.client(name).run(self._consume)
 
     async def _consume(self, node: ClientNode) -> None:
-        async def listener(
-            messages: Sequence[DeliveredMessage], context: ConsumeContext
-        ) -> ConsumeStatus | None:
+        async def listener(messages: Sequence[DeliveredMessage], context: ConsumeContext) -> None:
             self.heard += [(node.name, message) for message in messages]
-            return self.answer(messages[0])
 
         assert node.instance is not None
         leave = self.leave[node.name] = trio.Event()
-        consumer = PushConsumer(
-            node.instance, "group", listener, {TOPIC: "*"}, self.config, orderly=self.orderly
-        )
+        consumer = PushConsumer(node.instance, "group", listener, {TOPIC: "*"}, self.config)
         async with consumer:
             self.consumers[node.name] = consumer
             try:
@@ -221,36 +214,3 @@ def test_broadcasting_members_keep_their_offsets_over_a_restart() -> None:
         assert len(again) <= 40
 
     run_world(7, main)
-
-
-def test_in_order_no_message_is_consumed_before_earlier_ones() -> None:
-    async def main(world: World) -> None:
-        members = Members(world, orderly=True)
-        await members.prepare()
-        await members.join("a")
-        await world.client("p").run(members.produce)
-        await world.sleep(10)
-        await members.join("b")
-        await members.settle("a", "b")
-        await world.sleep(10)
-        leader = await world.wait_for_leader()
-        await leader.kill()
-        await world.sleep(15)
-        await leader.start()
-        await members.kill("a")
-        # A new leader sends no notice at first: the timer finds it.
-        await members.settle("b", within_s=25)
-        await world.sleep(5)
-        await world.clients["p"].kill()
-        await members.heard_all(within_s=90)  # until the dead member's leases are over
-        assert len(members.sent) > 100
-        newest: dict[int, int] = {}
-        for _, message in members.heard:
-            queue_id, offset = message.queue_id, message.queue_offset
-            assert offset <= newest.get(queue_id, -1) + 1
-            newest[queue_id] = max(newest.get(queue_id, -1), offset)
-        consumer = members.consumers["b"]
-        tokens = [consumer.lock_token(q) for q in consumer.queues if q.topic == TOPIC]
-        assert all(token is not None for token in tokens)
-
-    run_world(8, main)

@@ -111,7 +111,7 @@ def pushed(seed: int, *, calm: bool, preset: str = "push") -> Played:
     return play(plan_of(seed, Order(duration_s=60.0, calm=calm, preset=preset)))
 
 
-@pytest.mark.parametrize("preset", ["push", "polls"])
+@pytest.mark.parametrize("preset", ["push", "push-in-order", "polls"])
 @pytest.mark.parametrize("seed", gate_part([2, 8], 1))
 def test_a_push_group_consumes_all_and_shares_the_queues(preset: str, seed: int) -> None:
     run = pushed(seed, calm=False, preset=preset)

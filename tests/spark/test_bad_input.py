@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,10 +12,13 @@ import pytest
 from dledger.jepsen_like.checkers.all_checks import check_source
 from dledger.jepsen_like.checkers.kernel.source import Want
 from dledger.jepsen_like.checkers.verdict import digest_of
+from dledger.jepsen_like.history.operation import F, History, Operation, RunHeader
+from dledger.jepsen_like.history.parquet import Ingested, write_history, write_summary
 from dledger.spark_jobs.audit.compare import audit
 from dledger.spark_jobs.generate.history import Shape, generate
 from dledger.spark_jobs.run import judge_run
 from tests.harness.bad_tables import BAD
+from tests.harness.queue_histories import random_history
 from tests.harness.replica_folders import SEGMENT_BYTES, flip, usual, write_folder, write_group
 
 if TYPE_CHECKING:
@@ -64,11 +68,26 @@ def test_an_address_that_only_hadoop_opens_is_judged(
     assert judge_run(f"{of_hadoop}/nothing", "spark", lambda: 0.0).verdict == "unknown"
 
 
+def random_queues(folder: Path, count: int) -> None:
+    """Write a history of many small random queues, some with a first offset that goes back."""
+    operations: list[Operation] = []
+    for seed in range(count):
+        rng = random.Random(seed)
+        for op in random_history(rng, 12, all_offsets=True):
+            op.queue, op.op_id = seed, op.op_id + seed * 1_000
+            if op.f != F.SEND and rng.random() < 0.1:
+                op.min_off = rng.randint(0, 1)
+            operations.append(op)
+    history = History(RunHeader("r"), operations)
+    obs = write_history(folder, history, "r")
+    write_summary(folder, Ingested(ops=len(operations), obs=obs))
+
+
 def test_one_pass_finds_the_witnesses_of_all_queues(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from dledger.spark_jobs.engines.spark import SparkSource
-    from tests.spark.test_engines import local_digest, random_queues
+    from tests.spark.test_engines import local_digest
 
     folder = tmp_path / "parquet"
     random_queues(folder, 60)

@@ -16,20 +16,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from dledger.jepsen_like.checkers import queue_log
 from dledger.jepsen_like.checkers.all_checks import check_everything, check_source
 from dledger.jepsen_like.checkers.kernel.cut import CHUNK_OFFSETS
 from dledger.jepsen_like.checkers.verdict import digest_of
-from dledger.jepsen_like.history.columns import OBS, OPS
-from dledger.jepsen_like.history.operation import F, History, Operation, RunHeader
 from dledger.jepsen_like.history.parquet import Ingested, write_history, write_summary
 from dledger.spark_jobs.engines.local import LocalSource
 from dledger.spark_jobs.generate.history import Shape, generate
 from dledger.spark_jobs.run import Outcome
 from tests.harness.any_rows import ANY, any_rows
 from tests.harness.java import need_java
-from tests.harness.judged import comparable, judged
-from tests.harness.queue_histories import random_history
+from tests.harness.judged import comparable
 from tests.harness.shipped_files import ROOT
 
 if TYPE_CHECKING:
@@ -101,23 +97,6 @@ def shuffled(folder: Path, into: Path, seed: int, *, files: int, group_rows: int
     return into
 
 
-@pytest.mark.parametrize("plant", ["", "stale-read", "slot-of-no-send", "duplicate"])
-def test_one_hot_queue_in_chunks_has_the_digest_of_one_task(
-    spark: SparkSession, tmp_path: Path, plant: str
-) -> None:
-    from dledger.spark_jobs.engines.spark import SparkSource
-
-    made = generate(Shape(100_000, clients=40, queues=1, plant=plant), tmp_path)
-    folder = tmp_path / "parquet"
-    whole = check_source(LocalSource(folder))
-    found = {op for verdict in whole for v in verdict.violations for op in v.operations}
-    assert set(made.witnesses) <= found
-    for chunks in (1, 7, 64) if plant == "stale-read" else (7,):
-        width = -(-50_000 // chunks)
-        source = SparkSource(spark, str(folder), chunk_offsets=width)
-        assert digest_of(check_source(source)) == digest_of(whole), chunks
-
-
 def test_spark_submit_prints_the_outcome_and_ends_as_it_is(tmp_path: Path) -> None:
     pytest.importorskip("pyspark")
     generate(Shape(3_000, queues=2, plant="duplicate"), tmp_path)
@@ -140,44 +119,11 @@ def test_spark_submit_prints_the_outcome_and_ends_as_it_is(tmp_path: Path) -> No
     assert outcome.digest == local_digest(tmp_path / "parquet")
 
 
-def test_tables_have_the_columns_that_spark_reads(spark: SparkSession, tmp_path: Path) -> None:
-    generate(Shape(300, queues=2), tmp_path)
-    for name, schema in (("ops", OPS), ("obs", OBS)):
-        frame = spark.read.parquet(str(tmp_path / "parquet" / f"{name}.parquet"))
-        assert frame.columns == schema.names
-
-
 HOT = Shape(8_000, clients=30, queues=1, plant="stale-read")
 MANY = Shape(8_000, clients=60, queues=40, plant="send-order-inverted")
 MAIN = "from dledger.cli.main import main; raise SystemExit(main())"
 CLUSTER = "local-cluster[2,1,1024]"
 """Two workers of one core and 1 GiB, each a process of its own."""
-
-
-def random_queues(folder: Path, count: int) -> History:
-    """Write a history of many small random queues, some with a first offset that goes back."""
-    operations: list[Operation] = []
-    for seed in range(count):
-        rng = random.Random(seed)
-        for op in random_history(rng, 12, all_offsets=True):
-            op.queue, op.op_id = seed, op.op_id + seed * 1_000
-            if op.f != F.SEND and rng.random() < 0.1:
-                op.min_off = rng.randint(0, 1)
-            operations.append(op)
-    history = History(RunHeader("r"), operations)
-    obs = write_history(folder, history, "r")
-    write_summary(folder, Ingested(ops=len(operations), obs=obs))
-    return history
-
-
-def test_random_queues_are_judged_as_in_memory(spark: SparkSession, tmp_path: Path) -> None:
-    from dledger.spark_jobs.engines.spark import SparkSource
-
-    expected = judged(queue_log.NAME, random_queues(tmp_path, 1_000))
-    assert 200 < len({violation.subject for violation in expected.violations}) < 800
-    for source in (LocalSource(tmp_path), SparkSource(spark, str(tmp_path))):
-        found = next(v for v in check_source(source) if v.checker == queue_log.NAME)
-        assert comparable([found]) == comparable([expected]), type(source)
 
 
 def digest(spark: SparkSession, folder: Path, edition: str, partitions: int = 0) -> str:
