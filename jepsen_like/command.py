@@ -335,8 +335,9 @@ def keep_failure(plan: Plan, name: str, folder: Path, *, shrink_it: bool) -> Non
     file = folder / f"{name}.json"
     file.write_text(encode_plan(plan))
     (folder / f"{name}.history.cbor").write_bytes(encode_history(played.history))
-    (folder / f"{name}.svg").write_text(as_svg(played, first))
-    note(as_text(played, first))
+    text = as_text(played, first)
+    (folder / f"{name}.svg").write_text(as_svg(text))
+    note(text)
     note(f"{len(plan.steps)} steps after {plays} plays: {file}, {folder / f'{name}.svg'}")
     note(f"replay: dledger sim replay {file}")
 

@@ -93,7 +93,7 @@ _NOT_A_FAULT: Final = frozenset({"role", "healed", "add_missing"})
 _HOW_MANY: Final = re.compile(r"\((\d+) like it\)")
 
 
-def failover_ms(history: History, kinds: frozenset[Kind] = LEADER_LOSSES) -> list[float]:
+def failover_ms(history: History) -> list[float]:
     """Return, for each loss of a leader, how long until a send called since was acknowledged."""
     leads = _leaderships(history.events)
     acked = sorted(
@@ -103,7 +103,7 @@ def failover_ms(history: History, kinds: frozenset[Kind] = LEADER_LOSSES) -> lis
     )
     found: list[float] = []
     for event in history.events:
-        hit = event.kind in kinds and not event.detail.startswith("skipped")
+        hit = event.kind in LEADER_LOSSES and not event.detail.startswith("skipped")
         if not hit or _leader_at(leads, event.at_ns) != event.node:
             continue
         later = _first_ack(acked, event.at_ns)

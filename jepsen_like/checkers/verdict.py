@@ -107,7 +107,7 @@ def checked(checker: str, run: Callable[[], Verdict]) -> Verdict:
         return Verdict(checker, "unknown", reason=f"{type(error).__name__}: {error}")
 
 
-def merge(verdicts: Iterable[Verdict], *, name: str = "all") -> Verdict:
+def merge(verdicts: Iterable[Verdict]) -> Verdict:
     """Return one verdict: invalid before unknown before valid."""
     every = list(verdicts)
     validity: Validity = "valid"
@@ -120,7 +120,7 @@ def merge(verdicts: Iterable[Verdict], *, name: str = "all") -> Verdict:
         for key, count in verdict.counts.items():
             counts[f"{verdict.checker}.{key}"] = count
     return Verdict(
-        name,
+        "all",
         validity,
         tuple(violation for verdict in every for violation in verdict.violations),
         counts,

@@ -125,7 +125,7 @@ class BadRecord(msgspec.Struct):
     record: bytes
 
 
-def ingest(folder: Path, into: Path | None = None) -> Ingested:
+def ingest(folder: Path) -> Ingested:
     """Write the tables of the run in *folder* and return what became of its records.
 
     Raises:
@@ -153,7 +153,7 @@ def ingest(folder: Path, into: Path | None = None) -> Ingested:
     path = folder / "samples.cbor"
     samples, _ = read_samples(path.read_bytes() if path.is_file() else b"")
     counts.samples = len(samples)
-    into = into or folder / FOLDER
+    into = folder / FOLDER
     counts.obs = write_history(into, history, counts.run_id, samples)
     _take_over(folder / "history" / PUSH_RECORD, into / PUSH_RECORD)
     pq.write_table(_bad_table(bad), into / "bad.parquet", compression=COMPRESSION)

@@ -22,7 +22,7 @@ from dledger.jepsen_like.nemesis.ground import CannotBeDone, Ground, Moment
 from dledger.jepsen_like.nemesis.links import Links
 from dledger.jepsen_like.nemesis.members import MemberChanges
 from dledger.jepsen_like.nemesis.nodes import Disks, Nodes
-from dledger.jepsen_like.plans.plan import Kind, Plan, Step
+from dledger.jepsen_like.plans.plan import CUTS, LINK_QUALITIES, Kind, Plan, Step
 from dledger.jepsen_like.seeded_rng import rng_stream
 
 ORDERS: Final = (Kind.MEMBER_REMOVE, Kind.TRANSFER, Kind.MEMBER_ADD, Kind.MEMBER_REMOVE)
@@ -145,15 +145,6 @@ class Moments:
             await self._ground.read_at(name, reads)
 
 
-CUTS: Final = (
-    *(Kind.ISOLATE, Kind.SPLIT, Kind.MUTE, Kind.DEAF, Kind.PARTIAL, Kind.RING, Kind.BRIDGE),
-    Kind.CLIENT_CUT,
-)
-SPOILED: Final = (
-    *(Kind.LOSS, Kind.DELAY, Kind.DUPLICATE, Kind.REORDER, Kind.HOLD, Kind.CORRUPT),
-    Kind.SLOW_LINK,
-)
-
 MOMENT_S: Final = 10.0
 """How long a kill waits for clients to be where it is to hit them."""
 
@@ -209,7 +200,7 @@ class Nemesis:
             **dict.fromkeys(CUTS, links.cut_links),
             Kind.SWIZZLE: links.swizzle,
             Kind.RESET: links.reset,
-            **dict.fromkeys(SPOILED, links.spoil_links),
+            **dict.fromkeys(LINK_QUALITIES, links.spoil_links),
             Kind.DISK_FULL: disks.fill_disk,
             Kind.DISK_SLOW: disks.slow_disk,
             Kind.FSYNC_ERROR: disks.fail_flush,

@@ -18,6 +18,7 @@ from msgspec.structs import replace
 from dledger.jepsen_like.plans.modes import with_mode, with_modes
 from dledger.jepsen_like.plans.plan import (
     ASKED_FOR,
+    LINK_QUALITIES,
     REAL_ONLY,
     Kind,
     Plan,
@@ -285,11 +286,6 @@ LAST_CHANGE_MS: Final = (3_000, 40_000)
 
 LAST_CHANGES: Final = (0, 1, 4, 5, 6, 7)
 """Changes of which a member stays away, also from a group of three."""
-
-LINK_QUALITIES: Final = frozenset(
-    {Kind.LOSS, Kind.DELAY, Kind.DUPLICATE, Kind.REORDER, Kind.HOLD, Kind.CORRUPT, Kind.SLOW_LINK}
-)
-"""Kinds that may lie on all links at once."""
 
 
 def draw_plan(

@@ -6,24 +6,12 @@ from collections.abc import Iterable
 from typing import Final
 
 from dledger.commitlog.errors import ConfigError
-from dledger.jepsen_like.plans.plan import ASKED_FOR, FRAME_KINDS, PROXY_KINDS, Kind
+from dledger.jepsen_like.plans.plan import ASKED_FOR, CUTS, FRAME_KINDS, PROXY_KINDS, Kind
 
 NETWORK: Final = "network"
 """The package whose kinds `proxy` has, too; it names what carries them out."""
 
-CUTS: Final = frozenset(
-    {
-        Kind.ISOLATE,
-        Kind.SPLIT,
-        Kind.MUTE,
-        Kind.DEAF,
-        Kind.PARTIAL,
-        Kind.RING,
-        Kind.BRIDGE,
-        Kind.SWIZZLE,
-        Kind.CLIENT_CUT,
-    }
-)
+NO_LINK: Final = CUTS | {Kind.SWIZZLE}
 """Links that carry nothing, whatever cuts them."""
 
 PACKAGES: Final[dict[str, tuple[str, frozenset[Kind]]]] = {
@@ -53,12 +41,12 @@ PACKAGES: Final[dict[str, tuple[str, frozenset[Kind]]]] = {
     ),
     "proxy": (
         "cut, one-way, slow and broken links between brokers, and between clients and a broker",
-        CUTS | {Kind.RESET, Kind.DELAY, Kind.SLOW_LINK},
+        NO_LINK | {Kind.RESET, Kind.DELAY, Kind.SLOW_LINK},
     ),
     "frames": ("frames between brokers lost, doubled, overtaken, held and changed", FRAME_KINDS),
     NETWORK: (
         "cut links again, by the kernel: packets vanish, connections stay half open (root)",
-        CUTS,
+        NO_LINK,
     ),
     "clock": ("dates that jump, clocks that drift", frozenset({Kind.CLOCK_JUMP, Kind.CLOCK_DRIFT})),
     "members": (

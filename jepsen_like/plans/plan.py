@@ -167,6 +167,17 @@ class Kind(StrEnum):
 FRAME_KINDS: Final = frozenset({Kind.LOSS, Kind.DUPLICATE, Kind.REORDER, Kind.HOLD, Kind.CORRUPT})
 """Kinds that harm single frames."""
 
+LINK_QUALITIES: Final = FRAME_KINDS | {Kind.DELAY, Kind.SLOW_LINK}
+"""Kinds that let links carry worse; they may lie on all links at once."""
+
+CUTS: Final = frozenset(
+    {
+        *(Kind.ISOLATE, Kind.SPLIT, Kind.MUTE, Kind.DEAF, Kind.PARTIAL, Kind.RING, Kind.BRIDGE),
+        Kind.CLIENT_CUT,
+    }
+)
+"""Kinds that let links carry nothing, all at one instant."""
+
 PROXY_KINDS: Final = frozenset({Kind.PROXY_KILL, Kind.PROXY_PAUSE})
 """Kinds that hit proxies, for plans whose clients go through some."""
 

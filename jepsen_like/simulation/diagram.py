@@ -24,7 +24,7 @@ ROWS_MAX: Final = 120
 LANE_CHARS: Final = 34
 CLIENTS: Final = "clients"
 
-LANE_PX: Final = 260
+CHAR_PX: Final = 8
 ROW_PX: Final = 18
 
 
@@ -124,27 +124,16 @@ def as_text(played: Played, violation: Violation) -> str:
     return "\n".join(lines) + "\n"
 
 
-def as_svg(played: Played, violation: Violation) -> str:
-    """Return the diagram as an SVG document."""
-    rows = rows_around(played, violation)
-    lanes = lanes_of(played, rows)
-    width, height = 120 + LANE_PX * len(lanes), 70 + ROW_PX * len(rows)
+def as_svg(text: str) -> str:
+    """Return a diagram of `as_text` as an SVG document, with its witnesses in red."""
+    lines = text.splitlines()
+    width = 20 + CHAR_PX * max(map(len, lines))
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
-        'font-family="monospace" font-size="11">',
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{ROW_PX * len(lines)}" '
+        'font-family="monospace" font-size="12" xml:space="preserve">',
         '<rect width="100%" height="100%" fill="white"/>',
-        f'<text x="8" y="18" font-size="13" fill="#b00">{escape(violation.name)}: '
-        f"{escape(violation.detail)}</text>",
     ]
-    for at, name in enumerate(lanes):
-        x = 110 + LANE_PX * at
-        parts.append(f'<text x="{x}" y="40" font-weight="bold">{escape(name)}</text>')
-        parts.append(f'<line x1="{x - 6}" y1="46" x2="{x - 6}" y2="{height - 8}" stroke="#bbb"/>')
-    for place, row in enumerate(rows):
-        x, y = 110 + LANE_PX * lanes.index(row.lane), 60 + ROW_PX * place
-        colour = "#b00" if row.is_witness else "#06c" if row.text.startswith("#") else "#222"
-        parts.append(f'<text x="8" y="{y}" fill="#888">{row.at_s:.6f}</text>')
-        parts.append(f'<circle cx="{x - 6}" cy="{y - 4}" r="3" fill="{colour}"/>')
-        parts.append(f'<text x="{x}" y="{y}" fill="{colour}">{escape(row.text[:90])}</text>')
-    parts.append("</svg>")
-    return "\n".join(parts) + "\n"
+    for number, line in enumerate(lines, 1):
+        colour = "#b00" if line[11:12] == "*" else "#222"
+        parts.append(f'<text x="8" y="{ROW_PX * number - 5}" fill="{colour}">{escape(line)}</text>')
+    return "\n".join([*parts, "</svg>\n"])

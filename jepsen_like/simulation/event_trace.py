@@ -1,13 +1,12 @@
-"""What happened in a run, as one number: a digest over every event, and the last few in words.
+"""What happened in a run, as one number: a digest over every event.
 
-Two runs of one seed must give the same digest in any interpreter with any hash seed. When they do
-not, the last events of both are compared.
+Two runs of one seed must give the same digest in any interpreter with any hash seed.
 """
 
 from __future__ import annotations
 
 import struct
-from collections import Counter, deque
+from collections import Counter
 from enum import IntEnum
 from hashlib import blake2b
 from typing import Final
@@ -16,8 +15,6 @@ from dledger.jepsen_like.simulation.virtual_time import VirtualTime
 
 _EVENT: Final = struct.Struct("<dBHqq")
 _CHUNK_BYTES: Final = 1 << 14
-LAST_EVENTS: Final = 4096
-"""How many events are kept in words."""
 
 
 class Event(IntEnum):
@@ -56,7 +53,6 @@ class Trace:
         self._time = time
         self._digest = blake2b(digest_size=16)
         self._pending = bytearray()
-        self._last: deque[tuple[float, int, int, int, int]] = deque(maxlen=LAST_EVENTS)
         self.counts: Counter[int] = Counter()
         self.sometimes: Counter[str] = Counter()
 
@@ -64,7 +60,6 @@ class Trace:
         """Take one event in, of a node (0: the world), with two numbers that describe it."""
         now_s = self._time.now_s
         self.counts[event] += 1
-        self._last.append((now_s, event, node, first, second))
         pending = self._pending
         pending += _EVENT.pack(now_s, event, node, first, second)
         if len(pending) >= _CHUNK_BYTES:
@@ -77,8 +72,3 @@ class Trace:
         self._digest.update(self._pending)
         self._pending.clear()
         return self._digest.hexdigest()
-
-    def last(self, number: int = LAST_EVENTS) -> list[tuple[float, str, int, int, int]]:
-        """Return the last events: time, kind, node, numbers."""
-        rows = list(self._last)[-number:]
-        return [(at, Event(kind).name.lower(), node, a, b) for at, kind, node, a, b in rows]

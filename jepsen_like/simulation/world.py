@@ -265,7 +265,7 @@ class World:
                 found, term = node, leadership.term
         return found
 
-    async def wait_for_leader(self, timeout_s: float = 60.0, look_s: float = 0.1) -> BrokerNode:
+    async def wait_for_leader(self, timeout_s: float = 60.0) -> BrokerNode:
         """Wait until some broker may act as leader, and return it.
 
         Raises Violation: ``liveness``: There was none in time.
@@ -274,7 +274,7 @@ class World:
         while (leader := self.leader()) is None:
             if self.now_s > end_s:
                 raise Violation("liveness", f"no leader within {timeout_s} s", self)
-            await self.sleep(look_s)
+            await self.sleep(0.1)
         return leader
 
     def replicas(self) -> list[BrokerNode]:
@@ -286,9 +286,7 @@ class World:
         leader = self.leader()
         return [node for node in self.replicas() if node is not leader]
 
-    async def heal(
-        self, *, start: bool = True, clients: bool = False, away: Collection[str] = ()
-    ) -> None:
+    async def heal(self, *, clients: bool = False, away: Collection[str] = ()) -> None:
         """End all faults; start what is down, with *clients* also their programs.
 
         *away*: brokers that stay as they are: down, or cut off from the other brokers.
@@ -305,17 +303,16 @@ class World:
             await node.fail_flushes(0)
             await node.fill_disk(None)
             node.resume()
-        if start:
-            servers = (*self.name_servers.values(), *self.brokers.values())
-            for node in self.nodes.values() if clients else servers:
-                if node.name in away:
-                    continue
-                if node.state is State.STOPPING:
-                    await node.stop()
-                if node.state is State.DOWN:
-                    await node.start()
+        servers = (*self.name_servers.values(), *self.brokers.values())
+        for node in self.nodes.values() if clients else servers:
+            if node.name in away:
+                continue
+            if node.state is State.STOPPING:
+                await node.stop()
+            if node.state is State.DOWN:
+                await node.start()
 
-    async def wait_for_agreement(self, timeout_s: float = 120.0, look_s: float = 0.25) -> None:
+    async def wait_for_agreement(self, timeout_s: float = 120.0) -> None:
         """Wait until a leader leads, all brokers run and all have applied the same entries.
 
         Raises Violation: ``liveness``: They had not in time.
@@ -324,7 +321,7 @@ class World:
         while not self._agree():
             if self.now_s > end_s:
                 raise Violation("liveness", f"no agreement in {timeout_s} s: {self.status()}", self)
-            await self.sleep(look_s)
+            await self.sleep(0.25)
         for node in self.brokers.values():
             group = node.group
             assert group is not None
@@ -334,7 +331,7 @@ class World:
             self.reference.compare_keys(node, group)
             self.reference.compare_times(node, group)
 
-    async def wait_for_scrub(self, timeout_s: float = 180.0, look_s: float = 1.0) -> None:
+    async def wait_for_scrub(self, timeout_s: float = 180.0) -> None:
         """Wait until every log that rotted was read through once since, and is whole.
 
         Raises Violation: ``liveness``: It was not in time.
@@ -344,7 +341,7 @@ class World:
             if self.now_s > end_s:
                 names = ", ".join(node.name for node in waiting)
                 raise Violation("liveness", f"not scrubbed in {timeout_s} s: {names}", self)
-            await self.sleep(look_s)
+            await self.sleep(1.0)
 
     def _agree(self) -> bool:
         leader = self.leader()

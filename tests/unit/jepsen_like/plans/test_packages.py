@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from dledger.commitlog.errors import ConfigError
-from dledger.jepsen_like.plans.draw import LINK_QUALITIES, SHAPES, SIMULATED, draw_plan
+from dledger.jepsen_like.plans.draw import SHAPES, SIMULATED, draw_plan
 from dledger.jepsen_like.plans.packages import NETWORK, PACKAGES, kinds_named
-from dledger.jepsen_like.plans.plan import ASKED_FOR, FRAME_KINDS, REAL_ONLY, Kind
+from dledger.jepsen_like.plans.plan import ASKED_FOR, FRAME_KINDS, LINK_QUALITIES, REAL_ONLY, Kind
 
 
 def test_every_fault_is_in_one_package_and_in_all() -> None:
