@@ -58,35 +58,6 @@ def test_a_read_that_fails_is_an_error_and_not_a_signal(
         file.read(0, 1)
 
 
-async def test_scrub_repairs_a_bad_sector_from_a_peer() -> None:
-    async with running_groups(ROOT, disks=CrashDisk) as groups:
-        leader = await groups.fill(str(number).encode() * 300 for number in range(20))
-        await groups.settle()
-        behind = groups.replicas[groups.others(leader.name)[0]].group
-        disk = crash_disk(groups, groups.others(leader.name)[0])
-        index = behind.store.log.last_index - 4
-        spoil(disk, behind.store, index)
-        behind.scrub.suspect_bytes(behind.store.log.position_at(index), 1)
-        assert len(behind.store.log.damaged) >= 1
-        await repaired(behind)
-        assert disk.files[behind.store.paths.segment(0)].unreadable == []
-        assert bodies(behind) == bodies(leader.group)
-
-
-async def test_a_single_voter_refuses_what_it_cannot_read_and_goes_on() -> None:
-    async with running_groups(ROOT, 1, disks=CrashDisk) as groups:
-        leader = await groups.fill(str(number).encode() * 600 for number in range(10))
-        entry_log = leader.group.store.log
-        index = entry_log.last_index - 4
-        spoil(crash_disk(groups, "n0"), leader.group.store, index)
-        leader.group.report_damage(entry_log.position_at(index), 1)
-        with pytest.raises(CorruptEntryError, match="waits for its repair"):
-            entry_log.frame(index)
-        await leader.group.submit(batch(b"after"))
-        assert leader.group.leadership is not None
-        assert b"after" in bytes(entry_log.frame(entry_log.last_index))
-
-
 async def test_a_start_meets_a_bad_sector_and_is_repaired_from_a_peer() -> None:
     """What lies between the newest checkpoint and the mark is read again at every start."""
     async with running_groups(ROOT, disks=CrashDisk) as groups:
@@ -115,35 +86,6 @@ async def whole_again(replica: Replica) -> None:
 def positions(replica: Replica) -> dict[str, list[int]]:
     index = replica.group.key_index
     return {key: index.query("T", key, 64, *ALWAYS) for key in ("id0", "id99", "k3", "id130")}
-
-
-@pytest.mark.parametrize("size", [1, 3])
-async def test_key_index_on_a_bad_sector_is_rebuilt(size: int) -> None:
-    async with running_groups(ROOT, size, disks=CrashDisk) as groups:
-        leader = await groups.leader()
-        for first, count in ((0, 100), (100, 1), (101, 30)):
-            await leader.group.submit(keyed(first, count))
-        await groups.settle()
-        await trio.sleep(4)  # a checkpoint: nothing is read again at the start
-        name = leader.name if size == 1 else groups.others(leader.name)[0]
-        disk = crash_disk(groups, name)
-        wanted = positions(groups.replicas[name])
-        assert all(wanted.values())
-        groups.replicas.pop(name).kill()
-        (path,) = (path for path in disk.files if "/index/" in path)
-        disk.files[path].unreadable.append((512, 1024))
-        again = await groups.start(name)
-        assert positions(again) != wanted
-        await (await groups.leader()).group.submit(keyed(131, 5))
-        await whole_again(again)
-        await groups.settle()
-        assert positions(again) == wanted
-        assert again.group.key_index.query("T", "id135", 64, *ALWAYS)
-        assert again.group.status()["key_index"] == {"behind": False, "files_lost": 1}
-        again.kill()
-        later = await groups.start(name)
-        assert not later.group.key_index.is_behind
-        assert positions(later) == wanted
 
 
 async def test_damaged_entry_withholds_its_keys() -> None:

@@ -63,43 +63,6 @@ async def test_a_transfer_that_fails_seals_what_waited(tmp_path: Path) -> None:
         assert bodies(leader.group) == [b"a", b"b"]
 
 
-async def test_leader_adds_replaces_and_removes_members(tmp_path: Path) -> None:
-    async with running_groups(tmp_path) as groups:
-        leader = await groups.leader()
-        await leader.group.submit(batch(b"before"))
-        changes = MembershipChanges(leader.group, leader.clock)
-        groups.names.append("n3")
-        added = await groups.start("n3")
-        await changes.add("n3", ("127.0.0.1", 40914))
-        with trio.fail_after(30):
-            while not added.group.node.roster.is_self_voter:
-                await trio.sleep(0.1)
-        await groups.settle()
-        assert bodies(added.group) == [b"before"]
-        gone = groups.others(leader.name)[0]
-        await changes.remove(gone)
-        with trio.fail_after(30):  # it is sent the list without it, and then nothing more
-            while gone in leader.group.node.replicator.peers:
-                await trio.sleep(0.1)
-        assert not groups.replicas[gone].group.node.roster.is_self_voter
-        groups.replicas.pop(gone).kill()
-        # One of the three left loses its folder and comes back elsewhere.
-        lost = groups.replicas.pop("n3")
-        lost.kill()
-        await trio.sleep(0.1)
-        (tmp_path / "n3").rename(tmp_path / "gone")
-        groups.names.insert(3, "elsewhere")  # which moves n3 to the next port
-        again = await groups.start("n3")
-        await changes.replace("n3", ("127.0.0.1", 40915))
-        with trio.fail_after(30):
-            while not again.group.node.roster.is_self_voter:
-                await trio.sleep(0.1)
-        members = leader.group.node.roster.members
-        assert members is not None
-        assert members.addresses("n3") == [("127.0.0.1", 40915)]
-        assert len(members.voter_names) == 3
-
-
 async def test_observer_copies_and_votes_only_when_asked(tmp_path: Path) -> None:
     async with running_groups(tmp_path) as groups:
         leader = await groups.leader()
@@ -170,26 +133,6 @@ async def test_impossible_change_is_refused(tmp_path: Path) -> None:
             await MembershipChanges(follower.group, follower.clock).remove(leader.name)
         assert leader.group.node.roster.members == before
         assert leader.group.node.journal.members.before() is None
-
-
-async def test_a_single_member_gets_company(tmp_path: Path) -> None:
-    async with running_groups(tmp_path, 1) as groups:
-        alone = await groups.leader()
-        await alone.group.submit(batch(b"alone"))
-        for number in (1, 2):
-            name = f"n{number}"
-            groups.names.append(name)
-            added = await groups.start(name)
-            changes = MembershipChanges(alone.group, alone.clock)
-            await changes.add(name, ("127.0.0.1", 40911 + number))
-            with trio.fail_after(30):
-                while not added.group.node.roster.is_self_voter:
-                    await trio.sleep(0.1)
-        await groups.settle()
-        assert {tuple(bodies(r.group)) for r in groups.replicas.values()} == {(b"alone",)}
-        alone.kill()
-        del groups.replicas["n0"]
-        await (await groups.leader()).group.submit(batch(b"by the others"))
 
 
 async def test_clean_stop_tries_another_successor(tmp_path: Path) -> None:
