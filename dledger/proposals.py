@@ -50,7 +50,7 @@ from dledger.settings.tables import RaftTable
 from dledger.state.state_record import with_hosts
 from dledger.state.tables import QueueKey, StateTables
 from dledger.store import ReplicaStore
-from dledger.waiting import Turns, Wakeup
+from dledger.waiting import Future, Turns, Wakeup
 
 _Slot: TypeAlias = tuple[str, str, int]
 
@@ -316,17 +316,10 @@ class Proposals:
                 raises.
         Cancellation: The entry may still be stored.
         """
-        done = trio.Event()
-        results: list[Proposed] = []
-
-        def on_done(proposed: Proposed) -> None:
-            results.append(proposed)
-            done.set()
-
-        self.propose(batch, on_done, settled=settled)
+        done = Future[Proposed]()
+        self.propose(batch, done, settled=settled)
         self.kick()
-        await done.wait()
-        proposed = results[0]
+        proposed = await done.wait()
         if proposed.outcome == "unknown":
             raise UnknownOutcomeError("leadership or the wait ended first; it may be stored")
         if proposed.outcome == "not_stored":

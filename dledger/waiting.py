@@ -83,6 +83,26 @@ class WakeAll:
         await self._event.wait()
 
 
+class Future(Generic[T]):
+    """What comes by a call: it is called once with it, and one task waits for it."""
+
+    __slots__ = ("_came", "_value")
+
+    def __init__(self) -> None:
+        self._came = trio.Event()
+        self._value: list[T] = []
+
+    def __call__(self, value: T) -> None:
+        """Let `wait` return *value*."""
+        self._value.append(value)
+        self._came.set()
+
+    async def wait(self) -> T:
+        """Wait for the value, and return it."""
+        await self._came.wait()
+        return self._value[0]
+
+
 # ---------------------------------------------------------------------------------- on the clock
 
 

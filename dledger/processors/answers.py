@@ -34,6 +34,7 @@ from dledger.state.topics import (
     name_problem,
     topic_problem,
 )
+from dledger.waiting import Future
 
 # --------------------------------------------------------------------------------- what is answered
 
@@ -266,17 +267,11 @@ async def until_current(group: BrokerGroup) -> None:
         NotLeaderError: This node does not lead, or stopped leading while it waited.
     Cancellation: Nothing is left behind.
     """
-    outcomes: list[NotLeaderError | None] = []
-    passed = trio.Event()
-
-    def done(error: NotLeaderError | None) -> None:
-        outcomes.append(error)
-        passed.set()
-
-    group.read_barrier(done)
-    await passed.wait()
-    if outcomes[0] is not None:
-        raise outcomes[0]
+    passed = Future[NotLeaderError | None]()
+    group.read_barrier(passed)
+    error = await passed.wait()
+    if error is not None:
+        raise error
 
 
 async def until_stored(

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 import structlog
-import trio
 
 from dledger.commitlog.entry import Run
 from dledger.commitlog.errors import MQError
@@ -51,6 +50,7 @@ from dledger.remoting.protocol.headers import ReplyMessageHeader, SendMessageHea
 from dledger.remoting.protocol.outcome import REASON_FIELD, Condition, answer
 from dledger.remoting.seams import Clock
 from dledger.settings.parts import BrokerSettings
+from dledger.waiting import Future
 
 PUSH_WITHIN_S: Final = 2.5
 """How long a requester may take: less than the 3 s that repliers wait for their answer."""
@@ -201,14 +201,7 @@ class ReplyProcessor:
         not_kept = ("0", 0)
         if not self._settings.broker.store_reply_message_enable:
             return not_kept
-        ended = trio.Event()
-        placed = Proposed("not_stored")
-
-        def done(proposed: Proposed) -> None:
-            nonlocal placed
-            placed = proposed
-            ended.set()
-
+        done = Future[Proposed]()
         try:
             if self._destinations.space.is_full:
                 raise self._destinations.space.full_error()
@@ -218,7 +211,7 @@ class ReplyProcessor:
         except MQError as error:
             logger.info("reply_not_kept", topic=reply.header.topic, reason=str(error))
             return not_kept
-        await ended.wait()
+        placed = await done.wait()
         if placed.outcome != "stored":
             logger.info("reply_not_kept", topic=reply.header.topic, reason=placed.outcome)
             return not_kept

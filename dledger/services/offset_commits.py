@@ -21,6 +21,7 @@ from dledger.remoting.seams import Clock
 from dledger.services.limits import AccountShares, Made, check_limit
 from dledger.settings.tables import BrokerTable
 from dledger.state.state_record import ConsumerOffset, ConsumerOffsetsChange, state_batch
+from dledger.waiting import Future
 
 OffsetSlot = tuple[str, str, int]
 """Consumer group, topic, queue id."""
@@ -238,20 +239,13 @@ class OffsetCommits:
 
     async def _flush_some(self) -> bool:
         """Propose some of what waits and see it answered; tell whether it was stored."""
-        done = trio.Event()
-        answers: list[Proposed] = []
-
-        def on_done(proposed: Proposed) -> None:
-            answers.append(proposed)
-            done.set()
-
-        proposed = self._flush_first(on_done)
+        done = Future[Proposed]()
+        proposed = self._flush_first(done)
         if not proposed:
             await trio.lowlevel.checkpoint()
             return proposed == 0
         self._group.kick()
-        await done.wait()
-        return answers[0].outcome == "stored"
+        return (await done.wait()).outcome == "stored"
 
     def _passes(self, slot: OffsetSlot) -> bool:
         """Return whether an offset that was taken still counts: its queue is there, and free."""

@@ -43,7 +43,7 @@ from dledger.state.state_record import with_hosts
 from dledger.state.tables import StateTables
 from dledger.state.topics import builtin_groups, builtin_topics
 from dledger.testing.doubles import ManualClock, VirtualClock
-from dledger.waiting import Turns
+from dledger.waiting import Future, Turns
 
 SEGMENT_BYTES = 1 << 20
 STORE_HOST = pack_host("127.0.0.1", 10911)
@@ -198,24 +198,18 @@ class FakeGroup:
         self.kicks += 1
 
     async def submit(self, batch: RecordBatch, settled: Sequence[OnDone] = ()) -> Proposed:
-        results: list[Proposed] = []
-        done = trio.Event()
-
-        def on_done(proposed: Proposed) -> None:
-            results.append(proposed)
-            done.set()
-
-        self.propose(batch, on_done, settled=settled)
+        done = Future[Proposed]()
+        self.propose(batch, done, settled=settled)
         await trio.sleep(self.commit_latency_s)
         self.append()
         if not self.stalled:
             self.apply()
-        await done.wait()
-        if results[0].outcome == "unknown":
+        proposed = await done.wait()
+        if proposed.outcome == "unknown":
             raise UnknownOutcomeError("unknown")
-        if results[0].outcome == "not_stored":
+        if proposed.outcome == "not_stored":
             raise NotLeaderError(self.leader_address, self.term)
-        return results[0]
+        return proposed
 
     def settle(self) -> None:
         """Append everything that waits as one entry, apply it, answer."""

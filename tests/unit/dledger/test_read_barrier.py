@@ -8,6 +8,7 @@ import pytest
 import trio
 
 from dledger.broker_errors import NotLeaderError
+from dledger.waiting import Future
 from tests.harness.groups import LATENCY_S, Replica, running_groups
 from tests.harness.raft_cluster import batch
 
@@ -16,18 +17,10 @@ pytestmark = pytest.mark.usefixtures("autojump_clock")
 
 async def pass_barrier(replica: Replica) -> None:
     """Wait for a read barrier; raise the error that it ended with."""
-    done = trio.Event()
-    failures: list[NotLeaderError] = []
-
-    def on_done(error: NotLeaderError | None) -> None:
-        if error is not None:
-            failures.append(error)
-        done.set()
-
-    replica.group.read_barrier(on_done)
-    await done.wait()
-    if failures:
-        raise failures[0]
+    done = Future[NotLeaderError | None]()
+    replica.group.read_barrier(done)
+    if (error := await done.wait()) is not None:
+        raise error
 
 
 async def max_offset(replica: Replica) -> int:
