@@ -51,7 +51,7 @@ class _Pending(Generic[ConfigT]):
 class PendingConfigs(Generic[ConfigT]):
     """Changes that were proposed and are not applied yet; the newest of a name wins.
 
-    Every `put` or `delete` returns what to call when the proposal is settled: those before it stay.
+    Every `put` returns what to call when the proposal is settled: those before it stay.
     Only a leader has any: what is left is settled before it leads again.
     """
 
@@ -71,18 +71,10 @@ class PendingConfigs(Generic[ConfigT]):
         """Return how many names have a change in flight."""
         return len(self._pending)
 
-    def put(self, name: str, config: ConfigT) -> OnDone:
-        """Note that *config* was proposed."""
-        return self._note(name, config)
-
-    def delete(self, name: str) -> OnDone:
-        """Note that the removal of *name* was proposed."""
-        return self._note(name, None)
-
     def note(self, change: Any) -> list[OnDone]:
         """Note all that *change* puts and deletes."""
         puts = [self.put(self._name_of(config), config) for config in change.put]
-        return puts + [self.delete(name) for name in change.delete]
+        return puts + [self.put(name, None) for name in change.delete]
 
     def removes(self, name: str) -> bool:
         """Tell whether any change in flight removes *name*, though it may be made again after."""
@@ -99,7 +91,8 @@ class PendingConfigs(Generic[ConfigT]):
             return ()
         return self._pending.get(name, ())
 
-    def _note(self, name: str, config: ConfigT | None) -> OnDone:
+    def put(self, name: str, config: ConfigT | None) -> OnDone:
+        """Note that *config* was proposed; None: the removal of *name*."""
         mine = _Pending(config)
         self._pending.setdefault(name, []).append(mine)
 

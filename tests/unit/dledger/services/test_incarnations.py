@@ -43,7 +43,7 @@ def delete_group(world: LeaderServices) -> None:
 
 
 def begin_to_delete_group(world: LeaderServices) -> None:
-    world.broker.processors.topics.pending_groups.delete("g")
+    world.broker.processors.topics.pending_groups.put("g", None)
 
 
 def remake_group(world: LeaderServices) -> None:

@@ -56,7 +56,7 @@ def test_removal_counts_until_applied_though_made_again(
     group: FakeGroup, pending: PendingConfigs[TopicConfig]
 ) -> None:
     apply(group, TopicsChange(put=(OLD,)))
-    removed, made = pending.delete("T"), pending.put("T", OLD)
+    removed, made = pending.put("T", None), pending.put("T", OLD)
     assert (pending.removes("T"), pending.resolve("T")) == (True, OLD)
     apply(group, TopicsChange(delete=("T",)))
     removed(Proposed("stored", index=2))
@@ -69,7 +69,7 @@ def test_change_that_is_not_stored_forgets_none_before_it(
     group: FakeGroup, pending: PendingConfigs[TopicConfig]
 ) -> None:
     apply(group, TopicsChange(put=(OLD,)))
-    removed, made = pending.delete("T"), pending.put("T", NEW)
+    removed, made = pending.put("T", None), pending.put("T", NEW)
     made(Proposed("not_stored"))
     assert (pending.removes("T"), pending.resolve("T")) == (True, None)
     removed(Proposed("not_stored"))
@@ -80,7 +80,7 @@ def test_only_a_leader_has_changes_in_flight(
     group: FakeGroup, pending: PendingConfigs[TopicConfig]
 ) -> None:
     apply(group, TopicsChange(put=(OLD,)))
-    pending.delete("T")
+    pending.put("T", None)
     group.step_down()
     assert not pending.removes("T")
     assert pending.resolve("T") == OLD
@@ -93,6 +93,6 @@ def test_topics_are_made_after_the_default_topic_only(group: FakeGroup) -> None:
     assert view.to_create("New", "BenchmarkTest", 4) is None
     assert view.to_create("New", "Nowhere", 4) is None
     assert view.to_create("New", "TBW102", -1) == TopicConfig("New", 1, 1, 6)
-    view.pending.delete("%RETRY%g")
+    view.pending.put("%RETRY%g", None)
     assert view.to_create("%RETRY%g", "TBW102", 4) is None
     assert view.to_create("%DLQ%g", "TBW102", 4) == TopicConfig("%DLQ%g", 1, 1, 6)
