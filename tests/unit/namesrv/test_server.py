@@ -3,64 +3,23 @@
 from __future__ import annotations
 
 import socket
-import ssl
 from functools import partial
 from pathlib import Path
 
 import pytest
 import trio
 import trio.testing
-import trustme
 
 from dledger.commitlog.disk import OsDisk
-from dledger.namesrv.config import NamesrvConfig
 from dledger.namesrv.server import serve_namesrv
 from dledger.remoting.connection import Connection
 from dledger.remoting.machine import SystemRng, TrioClock
 from dledger.remoting.processor_table import ProcessorTable
-from dledger.remoting.protocol.codes import RequestCode
 from dledger.remoting.tcp import TcpNetwork
-from dledger.settings.schema import ConfigFile
 from tests.harness.metrics_page import MetricsPage
-from tests.unit.namesrv.world import ask, config_in, register, register_body, route, running_namesrv
+from tests.unit.namesrv.world import config_in, register, register_body, route, running_namesrv
 
 A, B = "10.0.0.1:10911", "10.0.0.2:10911"
-
-
-async def test_broken_connection_removes_its_broker(tmp_path: Path) -> None:
-    async with trio.open_nursery() as nursery:
-        host, port = await nursery.start(
-            partial(
-                serve_namesrv,
-                config_in(tmp_path, listen_port=0),
-                clock=TrioClock(),
-                rng=SystemRng(),
-                network=TcpNetwork(),
-                disk=OsDisk(),
-            )
-        )
-
-        async def connect() -> Connection:
-            stream = await TcpNetwork().connect(host, port, timeout_s=5)
-            connection = Connection(stream, ProcessorTable())
-            nursery.start_soon(connection.run)
-            return connection
-
-        broker, client = await connect(), await connect()
-        await register(broker, A, 0)
-        found = await route(client)
-        assert found is not None
-        assert found.broker_datas[0].broker_addrs == {0: A}
-        broker.close("the broker dies")
-        with trio.fail_after(5):
-            while await route(client) is not None:
-                await trio.lowlevel.checkpoint()
-        answer = await ask(client, RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": "T1"})
-        assert answer.remark == (
-            "No topic route info in name server for the topic: T1\n"
-            "See http://rocketmq.apache.org/docs/faq/ for further details."
-        )
-        nursery.cancel_scope.cancel()
 
 
 async def test_prometheus_shows_brokers_and_refusals(tmp_path: Path) -> None:
@@ -98,38 +57,6 @@ async def test_prometheus_shows_brokers_and_refusals(tmp_path: Path) -> None:
     assert page.value("dledger_registrations_refused_total") == 0
     assert page.value("dledger_access_refused_total") == 0
     assert page.labels("dledger_connections")[0]["node_type"] == "namesrv"
-
-
-async def test_tls_is_a_matter_of_configuration(tmp_path: Path) -> None:
-    authority = trustme.CA()
-    certificate = authority.issue_cert("127.0.0.1")
-    cert_file, key_file = tmp_path / "cert.pem", tmp_path / "key.pem"
-    certificate.cert_chain_pems[0].write_to_path(cert_file)
-    certificate.private_key_pem.write_to_path(key_file)
-    text = (
-        f"tls.server.mode=permissive\ntls.server.certPath={cert_file}\n"
-        f"tls.server.keyPath={key_file}\nlistenPort=0\nkvConfigPath={tmp_path}/kv.json\n"
-    )
-    config = NamesrvConfig.load([ConfigFile("namesrv.conf", text)])
-    trusted = ssl.create_default_context()
-    authority.configure_trust(trusted)
-    async with trio.open_nursery() as nursery:
-        host, port = await nursery.start(
-            partial(
-                serve_namesrv,
-                config,
-                clock=TrioClock(),
-                rng=SystemRng(),
-                network=TcpNetwork(),
-                disk=OsDisk(),
-            )
-        )
-        for tls in (trusted, None):
-            stream = await TcpNetwork().connect(host, port, timeout_s=5, tls=tls)
-            connection = Connection(stream, ProcessorTable())
-            nursery.start_soon(connection.run)
-            assert (await register(connection, A, 0)).code == 0
-        nursery.cancel_scope.cancel()
 
 
 async def test_a_broker_that_reconnected_outlives_its_old_connection(
