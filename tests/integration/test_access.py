@@ -7,6 +7,7 @@ import ssl
 import sys
 import tomllib
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -238,23 +239,19 @@ async def test_peer_port_answers_a_stranger_nothing(guarded: Guarded) -> None:
             await ask(f"{host}:{port}", RequestCode.CAPABILITIES, timeout_s=5)
 
 
-def listening(pid: int) -> set[str]:
+def listening(pid: int, tables: tuple[str, ...] = ("tcp", "tcp6")) -> set[str]:
     """Return the addresses that a process listens on, as the kernel has them."""
-    found: set[str] = set()
-    inodes = set()
+    held = set()
     for descriptor in Path(f"/proc/{pid}/fd").iterdir():
-        try:
-            target = str(descriptor.readlink())
-        except FileNotFoundError:
-            continue
-        if target.startswith("socket:["):
-            inodes.add(target[8:-1])
-    for table in ("tcp", "tcp6"):
-        for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
-            fields = line.split()
-            if fields[3] == "0A" and fields[9] in inodes:
-                found.add(fields[1].partition(":")[0])
-    return found
+        with suppress(FileNotFoundError):  # it is closed by now
+            held.add(descriptor.readlink().name)
+    lines = [Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:] for table in tables]
+    sockets = [line.split() for table in lines for line in table]
+    return {
+        fields[1].partition(":")[0]
+        for fields in sockets
+        if fields[3] == "0A" and f"socket:[{fields[9]}]" in held
+    }
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -24,22 +23,13 @@ from dledger.proxy import messaging_pb2 as pb
 from tests.harness.cluster_questions import create_topic
 from tests.harness.local_settings import SMALL_FILES
 from tests.harness.stored_messages import bodies_at
+from tests.integration.test_access import listening
 from tests.integration.test_proxy import TOPIC, called, message
 from tests.integration.test_watch import read
 
 pytestmark = pytest.mark.slow
 
 HOST = "::1"
-
-
-def listening_on_ipv4(pids: set[int]) -> list[str]:
-    """Return the IPv4 listeners that belong to these processes."""
-    held = set()
-    for fd in (fd for pid in pids for fd in Path(f"/proc/{pid}/fd").iterdir()):
-        with suppress(FileNotFoundError):  # it is closed by now
-            held.add(fd.readlink().name)
-    lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
-    return [line[1] for line in lines if line[3] == "0A" and f"socket:[{line[9]}]" in held]
 
 
 async def shown_by(*command: str) -> str:
@@ -100,5 +90,5 @@ async def test_a_deployment_stands_on_ipv6_alone(tmp_path: Path) -> None:
         assert cluster.brokers[second].address in shown
         assert "leader" in await shown_by("raft", "status", "--namesrv", names)
         pids = {node.pid or 0 for node in cluster.nodes if node.running}
-        assert listening_on_ipv4({os.getpid(), *pids}) == []
+        assert not any(listening(pid, ("tcp",)) for pid in {os.getpid(), *pids})
         nursery.cancel_scope.cancel()
