@@ -23,6 +23,7 @@ from dledger.jepsen_like.plans.packages import kinds_named
 from dledger.jepsen_like.plans.plan import REAL_ONLY, Kind, Plan, Workload
 from dledger.jepsen_like.simulation.play import Played, play
 from dledger.jepsen_like.workloads.presets import PRESETS, simulated_workload
+from dledger.output import leaves_of
 
 SOAK_WORKLOAD = Workload(producers=2, consumers=1, readers=1, interval_ms=3900)
 """More than one operation a second together, and cheap enough for long runs."""
@@ -241,9 +242,7 @@ def _report(seed: int, order: Order, cpu_s: float) -> Report:
     try:
         played = play(plan_of(seed, order))
     except Exception as error:  # noqa: BLE001  # whatever ends a run is a finding, with its seed
-        first: BaseException = error
-        while isinstance(first, BaseExceptionGroup):
-            first = first.exceptions[0]
+        first = leaves_of(error)[0]
         text = f"{type(first).__name__}: {first}"
         violation = Violation("run broke", "harness", text[:2000], checker="harness")
         spent_s = time.process_time() - cpu_s

@@ -30,7 +30,7 @@ from dledger.jepsen_like.history.sums import as_text, sum_of_table
 AGAIN: Final = "make the tables again with dledger history ingest"
 CHECKED: Final = ("f", "outcome", "level", "decision", "cnt", "queue", "off", "call_ns", "ret_ns")
 """Columns of `ops` that every row is checked by."""
-_SCAN: Final = ds.ParquetFragmentScanOptions(
+SCAN: Final = ds.ParquetFragmentScanOptions(
     # A row group that is fetched whole takes new memory for each.
     pre_buffer=False,
     page_checksum_verification=True,
@@ -115,7 +115,7 @@ class Tables:
                 path,
                 schema=SCHEMAS[table],
                 filesystem=self.filesystem,
-                format=ds.ParquetFileFormat(default_fragment_scan_options=_SCAN),
+                format=ds.ParquetFileFormat(default_fragment_scan_options=SCAN),
             )
 
     def footer(self, table: str) -> tuple[int, int] | None:

@@ -42,7 +42,7 @@ from dledger.jepsen_like.plans.promised import merge_for, promised
 from dledger.jepsen_like.report.run_folder import RESULT_FILE, read_result
 from dledger.jepsen_like.report.wording import many
 from dledger.jepsen_like.workloads.clients import WorkloadClients
-from dledger.output import CliError, ExitCode, addresses, live_text, note, print_table
+from dledger.output import CliError, ExitCode, addresses, leaves_of, live_text, note, print_table
 from dledger.settings.text import parse_delay_levels
 
 # ---------------------------------------------------------------------------------- options
@@ -256,21 +256,13 @@ def progress(plan: Plan, *, is_live: bool) -> Iterator[Tell]:
 _EXPECTED: Final = (MQError, OSError)
 
 
-def _leaves(error: BaseException) -> Iterator[BaseException]:
-    if isinstance(error, BaseExceptionGroup):
-        for inner in error.exceptions:
-            yield from _leaves(inner)
-    else:
-        yield error
-
-
 @contextmanager
 def no_verdict(folder: Path) -> Iterator[None]:
     """Turn what kept a run from its end into *not known*; it is no violation."""
     try:
         yield
     except (MQError, OSError, BaseExceptionGroup) as error:
-        leaves = list(_leaves(error))
+        leaves = leaves_of(error)
         if any(isinstance(e, InvariantBroken) or not isinstance(e, _EXPECTED) for e in leaves):
             raise
         raise CliError(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import posixpath
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from contextvars import ContextVar
 from enum import Enum
 from typing import ClassVar, Final, Protocol
@@ -33,6 +33,7 @@ from dledger.jepsen_like.simulation.platter import ROTTEN
 from dledger.jepsen_like.simulation.sim_disk import Mount, SimDisk, SimExecutor
 from dledger.jepsen_like.simulation.sim_network import NodeNetwork, SimNetwork
 from dledger.jepsen_like.simulation.virtual_time import SimClock, VirtualTime
+from dledger.output import leaves_of
 
 EXPECTED_ENDS: Final = (
     FlushFailedError,
@@ -210,7 +211,7 @@ class Node:
         if error is None or self.world.is_over:
             return
         self.world.sometimes["node_gave_up"] += 1
-        for leaf in _leaves(error):
+        for leaf in leaves_of(error):
             if not isinstance(leaf, EXPECTED_ENDS):
                 self.world.violate(
                     "crash", f"{self.name} ended with {type(leaf).__name__}: {leaf}", leaf
@@ -448,11 +449,3 @@ class Node:
 def _places(found: Iterable[tuple[str, int]]) -> str:
     """Return files and bytes in them as the detail of a fault."""
     return ", ".join(f"{posixpath.relpath(path, '/store')}@{at}" for path, at in found)
-
-
-def _leaves(error: BaseException) -> Iterator[BaseException]:
-    if isinstance(error, BaseExceptionGroup):
-        for inner in error.exceptions:
-            yield from _leaves(inner)
-    else:
-        yield error

@@ -13,7 +13,6 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.dataset as ds
 
 from dledger.jepsen_like.checkers.kernel.source import (
     Queue,
@@ -27,7 +26,7 @@ from dledger.jepsen_like.history.columns import OBS, OPS
 from dledger.jepsen_like.history.operation import Operation
 from dledger.jepsen_like.history.parquet import read_summary
 from dledger.jepsen_like.history.sums import added, sum_rows
-from dledger.spark_jobs.tables import CHECKED, Tables, batches, check_rows, check_sum
+from dledger.spark_jobs.tables import CHECKED, SCAN, Tables, batches, check_rows, check_sum
 
 BATCH_ROWS: Final = 1 << 17
 """Rows decoded at once: the memory of one batch is used again for the next but two."""
@@ -39,10 +38,7 @@ _SCAN: Final[dict[str, Any]] = {
     "batch_size": BATCH_ROWS,
     "batch_readahead": READ_AHEAD,
     "fragment_readahead": 1,
-    # A row group that is fetched whole takes new memory for each; files are on this machine.
-    "fragment_scan_options": ds.ParquetFragmentScanOptions(
-        pre_buffer=False, page_checksum_verification=True
-    ),
+    "fragment_scan_options": SCAN,
 }
 WORD_MAX: Final = 48
 """Characters of a word whose statistics are believed: some writers cut longer ones."""

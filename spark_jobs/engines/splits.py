@@ -19,14 +19,13 @@ from dledger.jepsen_like.checkers.kernel.source import Queue, Want
 from dledger.jepsen_like.checkers.kernel.tables import Batch
 from dledger.jepsen_like.history.columns import SCHEMAS
 from dledger.spark_jobs.engines.local import BATCH_ROWS, condition, of_group
-from dledger.spark_jobs.tables import Tables, batches, check_batch, keep_memory, named
+from dledger.spark_jobs.tables import SCAN, Tables, batches, check_batch, keep_memory, named
 
 SPLIT_ROWS: Final = 1 << 20
 """Rows of a split: about one second of work."""
 
 Act = Callable[[Iterator[tuple[str, Batch]]], Iterator[pa.RecordBatch]]
 """What a task does with the batches of its split, each with the name of its table."""
-_OPTIONS: Final = ds.ParquetFragmentScanOptions(pre_buffer=False, page_checksum_verification=True)
 
 
 class Split(NamedTuple):
@@ -177,7 +176,7 @@ def _batches(table: str, name: str, fragment: Any, columns: tuple[str, ...]) -> 
         columns=read,
         batch_size=BATCH_ROWS,
         use_threads=False,
-        fragment_scan_options=_OPTIONS,
+        fragment_scan_options=SCAN,
     )
     for batch in batches(name, found):
         yield Batch(batch, same, SCHEMAS[table])
@@ -199,9 +198,7 @@ def _wanted(
         if not any(mask.any() for mask in every):
             continue
         with named(name):
-            rows = fragment.to_table(
-                schema=schema, use_threads=False, fragment_scan_options=_OPTIONS
-            )
+            rows = fragment.to_table(schema=schema, use_threads=False, fragment_scan_options=SCAN)
         check_batch(name, rows)
         for number, mask in enumerate(every):
             if mask.any():
