@@ -335,12 +335,15 @@ def check_bodies(records: Buffer) -> None:
         at += decode_record(view, at).size
 
 
-def decode_record(buf: Buffer, offset: int = 0, *, check_crc: bool = True) -> Record:
+def decode_record(
+    buf: Buffer, offset: int = 0, *, check_crc: bool = True, topic_errors: str = "strict"
+) -> Record:
     """Return the record that starts at byte *offset* of *buf*.
 
     Args:
         buf: Any buffer; bytes after the record are ignored. The record's body is a view of it.
         check_crc: Also compare the body with its checksum.
+        topic_errors: As `errors` of ``bytes.decode``.
     Raises:
         CorruptRecordError: Cut short, not a record, lengths that do not add up, topic or host
             that cannot be read, or a body that does not fit its checksum.
@@ -396,7 +399,7 @@ def decode_record(buf: Buffer, offset: int = 0, *, check_crc: bool = True) -> Re
     if check_crc and _crc32(body) & BODY_CRC_MASK != stored_crc:
         raise CorruptRecordError(f"record at {offset}: the body does not fit its checksum")
     try:
-        topic = str(view[topic_start : topic_start + topic_bytes], "utf-8")
+        topic = str(view[topic_start : topic_start + topic_bytes], "utf-8", topic_errors)
     except UnicodeDecodeError as error:
         raise CorruptRecordError(f"record at {offset}: the topic is not UTF-8") from error
     return Record(

@@ -26,6 +26,7 @@ from dledger.commitlog.properties import get_property
 from dledger.commitlog.record import (
     BODY_CRC_MASK,
     HOST_FLAGS,
+    MAGIC_V1,
     MIN_RECORD_BYTES,
     SYS_FLAG_COMPRESSED,
     SYS_FLAG_COMPRESSION_TYPE_MASK,
@@ -227,8 +228,8 @@ class SendResult:
 
 _QUEUE_ID: Final = struct.Struct(">i")
 _I32: Final = struct.Struct(">i")
-_RECORD_HEAD: Final = struct.Struct(">i4xI8xq8xi44xI")
-"""Size, checksum, queue offset, system flag, and bytes of the body where both hosts are IPv4."""
+_RECORD_HEAD: Final = struct.Struct(">iII8xq8xi44xI")
+"""Size, magic, checksum, queue offset, flag of the system, bytes of the body behind IPv4 hosts."""
 _I64: Final = struct.Struct(">q")
 _FLAG_AND_BODY_BYTES: Final = struct.Struct(">i44xI")
 """System flag, and bytes of the body where both hosts are IPv4."""
@@ -262,7 +263,9 @@ class MessageExt:
         """
         record = self._record
         if record is None:
-            record = self._record = decode_record(self._view, self.start)
+            # Names are read as properties are: what passed the block's checks can be read.
+            record = decode_record(self._view, self.start, topic_errors="replace")
+            self._record = record
         return record
 
     @property
@@ -425,7 +428,9 @@ class MessageBlock(Sequence[MessageExt]):
         first_offset: int = 0,
         end_offset: int = MAX_QUEUE_OFFSET,
     ) -> None:
-        """Find the record starts and compare each body with its checksum; nothing is decoded.
+        """Find the record starts, and compare each body with its checksum and all sizes.
+
+        Nothing is decoded.
 
         Args:
             buffer: Whole records back to back; kept, not copied.
@@ -433,8 +438,8 @@ class MessageBlock(Sequence[MessageExt]):
             first_offset: No message may be before this offset of its queue,
             end_offset: nor at this one or behind it.
         Raises:
-            CorruptRecordError: The sizes do not add up to the buffer, the offsets do not rise, or
-                a body does not fit its checksum.
+            CorruptRecordError: The sizes do not add up to the record or the buffer, the offsets do
+                not rise, or a body does not fit its checksum.
         """
         view = memoryview(buffer)
         starts: list[int] = []
@@ -443,14 +448,17 @@ class MessageBlock(Sequence[MessageExt]):
         while start < end:
             if end - start < MIN_RECORD_BYTES:
                 raise CorruptRecordError(f"{end - start} bytes are left over after the records")
-            size, crc, offset, sys_flag, body_bytes = unpack_from(view, start)
+            size, magic, crc, offset, sys_flag, body_bytes = unpack_from(view, start)
             body_start, next_start = start + head_bytes, start + size
             body_end = body_start + body_bytes
             # One look for each record, as a pull has thousands; the other one finds the reason.
             if (
-                sys_flag & HOST_FLAGS
+                magic != MAGIC_V1
+                or sys_flag & HOST_FLAGS
                 or not first_offset <= offset < end_offset
-                or not body_end <= next_start <= end
+                or not body_end < next_start <= end
+                or (topic_end := body_end + 1 + view[body_end]) + 2 > next_start
+                or topic_end + 2 + (view[topic_end] << 8 | view[topic_end + 1]) != next_start
                 or crc32(view[body_start:body_end]) & BODY_CRC_MASK != crc
             ):
                 _check_offset(start, offset, first_offset, end_offset)

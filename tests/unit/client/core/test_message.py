@@ -138,6 +138,27 @@ def test_block_refuses_a_body_that_fails_its_checksum(place: int, ipv6: bool) ->
         records[place][at + bit // 8] ^= 1 << bit % 8
 
 
+@pytest.mark.parametrize("topic", ["T", "T" * 200])
+def test_block_with_a_bad_bit_is_refused_or_can_be_read(topic: str) -> None:
+    """What is refused at once is pulled again; an error later would reach the application."""
+    record = bytearray(_record(topic=topic))
+    assert MessageBlock(record)[0].topic == topic
+    refused = 0
+    for bit in range(8 * len(record)):
+        record[bit // 8] ^= 1 << bit % 8
+        try:
+            (message,) = MessageBlock(record)
+        except CorruptRecordError:
+            refused += 1
+        else:
+            assert isinstance(message.topic, str)
+            assert isinstance(message.tags, str)
+            assert isinstance(message.message_id, str)
+            assert isinstance(message.store_host[0], str)
+        record[bit // 8] ^= 1 << bit % 8
+    assert refused > 8 * (4 + 4 + 4 + 4 + 1 + 2)  # sizes, checksum and body, whole
+
+
 @pytest.mark.parametrize("cut", [1, 50, 100])
 def test_a_cut_block_is_refused(cut: int) -> None:
     with pytest.raises(CorruptRecordError):
