@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +30,9 @@ from dledger.settings.tables import BrokerTable
 
 SUB_ALL = "*"
 TAG_EXPRESSION = "TAG"
+
+SETTLE_S: Final = 30.0
+"""RocketMQ's clients and ours send a heartbeat this often."""
 
 TagCodes = npt.NDArray[np.int64]
 

@@ -24,6 +24,7 @@ from dledger.processors.answers import (
     refusal,
 )
 from dledger.processors.client_table import (
+    SETTLE_S,
     Client,
     ClientTable,
     ConsumerGroup,
@@ -42,6 +43,7 @@ from dledger.remoting.protocol.bodies import CheckClientRequestBody, ConsumerIdL
 from dledger.remoting.protocol.codes import RequestCode, ResponseCode
 from dledger.remoting.protocol.command import RemotingCommand, request, response_to
 from dledger.remoting.protocol.headers import ConsumerGroupHeader, UnregisterClientHeader
+from dledger.remoting.protocol.outcome import Condition
 from dledger.remoting.seams import Clock
 from dledger.services.limits import (
     CLIENT_ID_CHARACTERS,
@@ -51,8 +53,12 @@ from dledger.services.limits import (
 from dledger.services.pending_configs import KnownGroups, TopicView
 from dledger.waiting import CALLS_PER_TURN, Wakeup, call_in_turns
 
-SETTLE_S: Final = 30.0
-"""RocketMQ's clients and ours send a heartbeat this often."""
+LIST_SOON_S: Final = 2.5
+"""How long the list of a group's members may wait. Java waits three seconds; then version 4.9
+closes the connection, which takes its subscriptions with it."""
+
+LIST_WITHIN_S: Final = {"GO": SETTLE_S}
+"""By language: Go's client takes an error for a list without members, and gives up its queues."""
 
 SILENT_AFTER_S: Final = 120.0
 """A client without a heartbeat for this long is removed (RocketMQ's channel expiry)."""
@@ -262,11 +268,16 @@ class ClientsProcessor:
     ) -> RemotingCommand:
         """Answer 38, with the whole list: later where a new leader may not know all of it.
 
-        Clients wait three seconds, and then keep the queues that they have.
+        A client keeps the queues that it has when it gets an error, or when it waits in vain.
         """
         name = ConsumerGroupHeader.decode(command.ext).consumer_group
+        until_s = self._clock.monotonic() + LIST_WITHIN_S.get(command.language, LIST_SOON_S)
         while self._leads() and self._settling.holds(name, now := self._clock.monotonic()):
-            with self._clock.time_out((self._settling.until_s or now) - now):
+            if now >= until_s:
+                raise RefusedError(
+                    Condition.BUSY, f"members of {name} are not all known yet, ask again later"
+                )
+            with self._clock.time_out(min(self._settling.until_s or now, until_s) - now):
                 await self._settled.wait()
         if not self._leads():
             raise not_leader(self._group)

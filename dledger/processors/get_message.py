@@ -35,6 +35,8 @@ from dledger.filters.property_filter import (
 from dledger.group_api import BrokerGroup
 from dledger.processors.answers import RefusedError, bad_request, check_group_name, not_leader
 from dledger.processors.client_table import (
+    SETTLE_S,
+    TAG_EXPRESSION,
     ClientTable,
     ConsumerGroup,
     Subscription,
@@ -300,6 +302,7 @@ class PullChecks:
 
     def __post_init__(self) -> None:
         self._known_groups = KnownGroups(self._group, self._topics)
+        self._heartbeats_came_s = self._clock.monotonic() + SETTLE_S
 
     def admit(
         self,
@@ -424,21 +427,28 @@ class PullChecks:
                 ) from error
             return self._with_retries(codes, self._clients.consumer_group(group_name), topic)
         group = self._clients.consumer_group(group_name)
-        if group is None:
-            raise RefusedError(
-                Condition.SUBSCRIPTION_NOT_EXIST,
-                f"the consumer's group info not exist, group: {group_name}",
-            )
         config = self._topics.subscription_group_or_default(group_name)
-        if group.is_broadcasting and config is not None and not config.consume_broadcast_enable:
+        if (
+            group is not None
+            and group.is_broadcasting
+            and not (config is None or config.consume_broadcast_enable)
+        ):
             raise RefusedError(
                 Condition.NO_PERMISSION, f"the consumer group[{group_name}] may not broadcast"
             )
-        subscription = group.subscriptions.get(topic)
-        if subscription is None:
+        subscription = None if group is None else group.subscriptions.get(topic)
+        if group is None or subscription is None:
+            if header.expression_type == TAG_EXPRESSION and (
+                group is None or self._clock.monotonic() < self._heartbeats_came_s
+            ):
+                # Until the next heartbeat; clients look for their tags themselves, as two may share
+                # a hash.
+                return None, None
+            unknown = "group info" if group is None else "subscription"
+            of_topic = "" if group is None else f", topic: {topic}"
             raise RefusedError(
                 Condition.SUBSCRIPTION_NOT_EXIST,
-                f"the consumer's subscription not exist, group: {group_name}, topic: {topic}",
+                f"the consumer's {unknown} not exist, group: {group_name}{of_topic}",
             )
         if subscription.data.sub_version < header.sub_version:
             raise RefusedError(

@@ -9,7 +9,13 @@ from typing import Any
 import pytest
 import trio
 
-from dledger.processors.clients import NOTIFIED_AT_ONCE, NOTIFIED_LATER_S, SETTLE_S, SettlingGroups
+from dledger.processors.client_table import SETTLE_S
+from dledger.processors.clients import (
+    LIST_SOON_S,
+    NOTIFIED_AT_ONCE,
+    NOTIFIED_LATER_S,
+    SettlingGroups,
+)
 from dledger.processors.get_message import FLAG_SUBSCRIPTION
 from dledger.remoting.protocol.bodies import (
     CheckClientRequestBody,
@@ -282,8 +288,13 @@ async def test_new_leader_that_may_not_know_a_group_lists_it_later(tmp_path: Any
     code, ext = RequestCode.GET_CONSUMER_LIST_BY_GROUP, {"consumerGroup": "g"}
     async with trio.open_nursery() as nursery:
         nursery.start_soon(broker.processors.clients_processor.run)
-        waiting: Any = broker.handle(request(code, dict(ext)), FakeConnection())
-        await trio.sleep(SETTLE_S - 1)
+        refused: Any = broker.handle(request(code, dict(ext)), FakeConnection())
+        assert (await refused).code == ResponseCode.SYSTEM_BUSY
+        assert trio.current_time() == LIST_SOON_S
+        asked = request(code, dict(ext))
+        asked.language = "GO"  # it takes an error for an empty list
+        waiting: Any = broker.handle(asked, FakeConnection())
+        await trio.sleep(SETTLE_S - LIST_SOON_S - 1)
         beat(broker, FakeConnection(), SubscriptionData("T"), client_id="c2")
         answered = await waiting
         assert trio.current_time() == SETTLE_S

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from dledger.commitlog.java_hash import tags_code
+from dledger.processors.client_table import SETTLE_S
 from dledger.remoting.handling import DEFERRED
 from dledger.remoting.protocol.bodies import MessageModel, SubscriptionData
 from dledger.remoting.protocol.codes import RequestCode
@@ -161,6 +162,34 @@ def test_subscription_without_codes_is_parsed(broker: Broker) -> None:
     tagged(broker, "A", "B")
     heartbeat(broker, SubscriptionData("T", "B || X"))
     assert found(pull(broker, sysFlag=0, subscription=None)) == [b"1B"]
+
+
+@pytest.mark.parametrize(
+    ("expression", "others", "age_s", "code"),
+    [
+        ("TAG", None, SETTLE_S, 0),
+        ("SQL92", None, 0, 24),
+        (None, None, 0, 24),
+        ("TAG", "Other", SETTLE_S - 1, 0),
+        ("TAG", "Other", SETTLE_S, 24),
+    ],
+)
+def test_tags_without_a_subscription_are_left_to_the_client(
+    broker: Broker,
+    clock: ManualClock,
+    expression: str | None,
+    others: str | None,
+    age_s: float,
+    code: int,
+) -> None:
+    """Another member of the group subscribes to *others*."""
+    tagged(broker, "A", "B")
+    if others is not None:
+        heartbeat(broker, SubscriptionData(others))
+    clock.now_s += age_s
+    response = pull(broker, sysFlag=0, subscription=None, expressionType=expression)
+    assert response.code == code
+    assert found(response) == ([b"0A", b"1B"] if code == 0 else [])
 
 
 # ------------------------------------------------------------------------------ checks
