@@ -72,10 +72,10 @@ test: setup chromium deploy-tools
 chromium:
 	@command -v chromium >/dev/null || { test "$$(id -u)" = 0 && command -v apt-get >/dev/null && apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium >/dev/null; } || echo "No browser, so no browser tests: install the package chromium, as root: apt-get install chromium"
 
-# promtool and docker-compose read the files in deploy/; without them those tests are skipped and say
-# so. helm is no package of Debian's: it is used where it is installed.
+# These read the files in deploy/; without them those tests are skipped and say so. helm is no package
+# of Debian's: it is used where it is installed.
 deploy-tools:
-	@command -v promtool >/dev/null && command -v docker-compose >/dev/null || { test "$$(id -u)" = 0 && command -v apt-get >/dev/null && apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends prometheus docker-compose >/dev/null; } || echo "Some files in deploy/ are not read by their tools: as root, apt-get install prometheus docker-compose"
+	@command -v promtool >/dev/null && command -v docker-compose >/dev/null && command -v haproxy >/dev/null && command -v keepalived >/dev/null || { test "$$(id -u)" = 0 && command -v apt-get >/dev/null && apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends prometheus docker-compose haproxy keepalived >/dev/null; } || echo "Some files in deploy/ are not read by their tools: as root, apt-get install prometheus docker-compose haproxy keepalived"
 
 # Spark needs a Java runtime of version 17 or later; without one its tests are skipped and say so.
 java:
@@ -147,7 +147,7 @@ $(INTEROP)/remoting_go: $(wildcard tests/interop/remoting_go/*)
 # machine with nothing else to do. FAIL_OVER="--faults kill --clients go --repetitions 1" is a part.
 FAIL_OVER ?=
 
-fail-over: remoting-clients
+fail-over: remoting-clients deploy-tools
 	$(BIN)/python -m tests.fail_over $(FAIL_OVER)
 
 # Writes the table of what each command of mqadmin does; make interop compares it.

@@ -24,6 +24,7 @@ from dledger.commitlog.store_paths import StorePaths
 from dledger.forwarding import Forwarder
 from dledger.group import Group
 from dledger.group_api import LeaderService
+from dledger.leader_address import LeaderAddress, RunCommand
 from dledger.processors.access import AccessProcessor, BrokerAccounts
 from dledger.processors.admin import BrokerConfigProcessor, LiveSettings
 from dledger.processors.handles import topic_of_message_at
@@ -45,7 +46,7 @@ from dledger.remoting.access.account_file import AccountStore
 from dledger.remoting.access.gate import processor_table
 from dledger.remoting.certificates import Certificates
 from dledger.remoting.client import RemotingClient
-from dledger.remoting.machine import GarbageCollection
+from dledger.remoting.machine import GarbageCollection, run_command
 from dledger.remoting.metrics import RpcLatency, ServerMetrics, load_library
 from dledger.remoting.seams import Clock, Executor, Network, Rng
 from dledger.remoting.server import RemotingServer
@@ -105,6 +106,7 @@ class World:
     utc_offset: UtcOffset = utc
     queue_files_max: int = MAX_OPEN_FILES
     timer_load_units: int = LOAD_UNITS
+    run_command: RunCommand = run_command
 
 
 @dataclass(slots=True)
@@ -371,12 +373,17 @@ async def _run_parts(
         )
         group.on_role_change.append(forwarder.role_changed)
         server.carry = forwarder.take
+        servers = [server]
+        leader_address = LeaderAddress(
+            group, config.broker, servers, world.clock, world.run_command
+        )
+        group.on_role_change.append(leader_address.role_changed)
+        await nursery.start(leader_address.run)
         await nursery.start(group.run)
         await nursery.start(server.serve, config.server.listen_host, config.server.listen_port)
         fast_server = await serve_fast(
             config, group, world.network, table, tls, server.budget, nursery, on_answer
         )
-        servers = [server]
         if fast_server is not None:
             fast_server.carry = forwarder.take
             servers.append(fast_server)

@@ -310,6 +310,10 @@ class Registration:
                 command, name_server.has = await self._with_all_topics(broker_id)
                 await self._client.invoke_oneway(name_server.address, command, timeout_s)
                 name_server.told_id = broker_id
+                if broker_id == LEADER_ID and self._address(LEADER_ID) != self._broker.address:
+                    # Under its own address the leader would be listed a second time.
+                    command = self._unregister_request(self._broker.follower_id)
+                    await self._client.invoke_oneway(name_server.address, command, timeout_s)
                 return False
             response = await self._exchange(name_server, broker_id)
             if not self._is_taken(name_server, response):
@@ -411,7 +415,9 @@ class Registration:
     def _version_request(self, version: DataVersion) -> RemotingCommand:
         """Return the question whether a NameServer has the topics of *version*: a heartbeat."""
         return request(
-            RequestCode.QUERY_DATA_VERSION, self._broker_header().encode(), version.encode()
+            RequestCode.QUERY_DATA_VERSION,
+            self._broker_header(self.broker_id).encode(),
+            version.encode(),
         )
 
     def _register_request(
@@ -432,8 +438,8 @@ class Registration:
         )
         return request(RequestCode.REGISTER_BROKER, header.encode(), body)
 
-    def _broker_header(self) -> BrokerHeader:
-        broker, broker_id = self._broker.broker, self.broker_id
+    def _broker_header(self, broker_id: int) -> BrokerHeader:
+        broker = self._broker.broker
         return BrokerHeader(
             broker_name=broker.broker_name,
             broker_addr=self._address(broker_id),
@@ -442,8 +448,11 @@ class Registration:
             group_identity=self._group.group_identity,
         )
 
+    def _unregister_request(self, broker_id: int) -> RemotingCommand:
+        return request(RequestCode.UNREGISTER_BROKER, self._broker_header(broker_id).encode())
+
     async def _unregister_from(self, address: str) -> None:
-        command = request(RequestCode.UNREGISTER_BROKER, self._broker_header().encode())
+        command = self._unregister_request(self.broker_id)
         try:
             await self._client.invoke(address, command, UNREGISTER_TIMEOUT_S)
         except (RemotingError, LocalProtocolError) as error:

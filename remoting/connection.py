@@ -44,7 +44,7 @@ from dledger.remoting.memory_budget import NOTED_BYTES, MemoryBudget
 from dledger.remoting.protocol.command import FLAG_ONEWAY, FLAG_RESPONSE, RemotingCommand
 from dledger.remoting.protocol.frame import FrameDecoder, encode_command_parts
 from dledger.remoting.protocol.outcome import GO_AWAY_FIELD, Condition
-from dledger.remoting.seams import Stream
+from dledger.remoting.seams import Stream, reset_at_close
 from dledger.remoting.write_buffer import BROKEN, WriteBuffer
 
 RECEIVE_BYTES: Final = 64 * 1024
@@ -329,6 +329,11 @@ class Connection:
             self.close_reason = reason
         if self._nursery is not None:
             self._nursery.cancel_scope.cancel()
+
+    def reset(self, reason: str) -> None:
+        """Do what `close` does, and have the peer see a reset instead of an orderly end."""
+        reset_at_close(self._stream)
+        self.close(reason)
 
     async def drain(self) -> None:
         """Refuse new requests, let open ones be answered and sent, then close.

@@ -11,9 +11,10 @@ import ctypes
 import gc
 import os
 import random
+import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final, TypeVar
@@ -54,6 +55,25 @@ class TrioClock:
     def time_out(self, seconds: float) -> trio.CancelScope:
         """Cancel the block after *seconds*."""
         return trio.move_on_after(seconds)
+
+
+# ---------------------------------------------------------------------------------- programs
+
+
+async def run_command(words: Sequence[str]) -> None:
+    """Run a program to its end; it reads nothing.
+
+    Raises OSError: It cannot be run, or ends with an error.
+    Cancellation: It is killed.
+    """
+
+    async def kill(process: trio.Process) -> None:
+        process.kill()
+
+    try:
+        await trio.run_process(words, stdin=subprocess.DEVNULL, deliver_cancel=kill)
+    except subprocess.CalledProcessError as error:
+        raise ChildProcessError(str(error)) from error
 
 
 # ---------------------------------------------------------------------------------- randomness

@@ -85,6 +85,19 @@ class Stream(Protocol):
         """Close both directions at once; wakes tasks that are blocked in it. Idempotent."""
 
 
+class ResettableStream(Stream, Protocol):
+    """A stream that can end so that the other end knows at once that nothing more comes."""
+
+    def reset_at_close(self) -> None:
+        """Have the other end see a reset when this end is closed; what is unsent is lost."""
+
+
+def reset_at_close(stream: Stream) -> None:
+    """Call `ResettableStream.reset_at_close` where *stream* is such a one."""
+    if (reset := getattr(stream, "reset_at_close", None)) is not None:
+        reset()
+
+
 class DirectStream(Stream, Protocol):
     """A stream that takes bytes in the turn that has them, while no other send is under way."""
 

@@ -103,7 +103,7 @@ class RemotingServer:
         self._after_batch = after_batch
         self._turn = turn
         self._on_answer = on_answer
-        self._accepting: list[trio.CancelScope] = []
+        self._accepting: set[trio.CancelScope] = set()
         self.budget = budget if budget is not None else MemoryBudget()
         self.places: Places[Connection] = Places(
             self._limits.max_connections, self._limits.reserved_connections
@@ -118,11 +118,13 @@ class RemotingServer:
         host: str,
         port: int,
         *,
+        accepting: trio.CancelScope | None = None,
         task_status: trio.TaskStatus[tuple[str, int]] = trio.TASK_STATUS_IGNORED,
     ) -> None:
         """Listen on *host*:*port* and serve until cancelled, or until `drain` has ended.
 
-        The address really bound is given to `nursery.start`.
+        The address really bound is given to `nursery.start`. To cancel *accepting* closes the
+        listener alone; its connections are served to their ends.
 
         Raises:
             OSError: The address cannot be bound.
@@ -131,11 +133,12 @@ class RemotingServer:
         listener = await self._network.listen(host, port, tls=self._tls)
         async with trio.open_nursery() as nursery:
             try:
-                with trio.CancelScope() as accepting:
-                    self._accepting.append(accepting)
+                with accepting or trio.CancelScope() as accepting:
+                    self._accepting.add(accepting)
                     task_status.started(listener.address)
                     await self._accept_loop(listener, nursery)
             finally:
+                self._accepting.discard(accepting)
                 with trio.CancelScope(shield=True):
                     await listener.aclose()
 

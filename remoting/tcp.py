@@ -173,6 +173,7 @@ class SocketStream:
         self._stream = stream
         # The last receive took all there was: the next one waits before it tries.
         self._is_drained = False
+        self._at_close = ORDERLY_CLOSE
         if hasattr(socket, "TCP_USER_TIMEOUT"):
             # Else a cut that drops packets is noticed, and left, only after minutes of back-off.
             stream.socket.setsockopt(
@@ -224,8 +225,16 @@ class SocketStream:
 
     async def aclose(self) -> None:
         """Close both directions at once, in order: what was sent still arrives."""
-        self.linger(ORDERLY_CLOSE)
+        self.linger_at_close()
         await self._stream.aclose()
+
+    def reset_at_close(self) -> None:
+        """Have the other end see a reset when this one is closed."""
+        self._at_close = RESET_AT_CLOSE
+
+    def linger_at_close(self) -> None:
+        """Set how the connection ends; to be called right before it is closed."""
+        self.linger(self._at_close)
 
     def linger(self, option: bytes) -> None:
         """Set what the kernel does when the socket is closed, by the process or by its death."""
@@ -254,6 +263,7 @@ class TlsStream:
     ) -> None:
         self.peer_address = tcp.peer_address
         self.local_address = tcp.local_address
+        self.reset_at_close = tcp.reset_at_close
         self._tcp = tcp
         self._stream: trio.SSLStream[trio.SocketStream] = trio.SSLStream(
             tcp.plain,
@@ -279,7 +289,7 @@ class TlsStream:
     async def aclose(self) -> None:
         """Close both directions at once."""
         # No closing handshake: the frames say where messages end, and a dead peer must not hold us.
-        self._tcp.linger(ORDERLY_CLOSE)
+        self._tcp.linger_at_close()
         await trio.aclose_forcefully(self._stream)
 
 
@@ -289,6 +299,7 @@ class _ServerStream:
     def __init__(self, tcp: SocketStream, tls: ServerTls) -> None:
         self.peer_address = tcp.peer_address
         self.local_address = tcp.local_address
+        self.reset_at_close = tcp.reset_at_close
         self._tcp = tcp
         self._tls = tls
         self._inner: SocketStream | TlsStream | None = None

@@ -142,12 +142,16 @@ class Node:
 
 @dataclass(slots=True)
 class LocalCluster:
-    """A NameServer and the brokers of one group or of several. Get it from `local_cluster`."""
+    """A NameServer and the brokers of one group or of several. Get it from `local_cluster`.
+
+    *leader_address*: `broker.leader_address` of its members.
+    """
 
     folder: Path
     namesrv: Node
     brokers: dict[str, Node] = field(default_factory=dict)
     proxies: dict[str, Node] = field(default_factory=dict)
+    leader_address: str = ""
 
     @property
     def namesrv_address(self) -> str:
@@ -334,7 +338,7 @@ class LocalCluster:
             behind = [n for n, status in here.items() if status["applied_index"] < committed]
             if leader is None:
                 return f"no broker of {group} leads"
-            if known.get(group) != self.brokers[leader].address:
+            if known.get(group) != (self.leader_address or self.brokers[leader].address):
                 return f"the NameServer knows {known.get(group, 'no member')} as leader of {group}"
             if behind:
                 return f"{', '.join(behind)} are behind"
@@ -428,6 +432,7 @@ def lay_out(
             folder / "namesrv.log",
             config_path=namesrv_config,
         ),
+        leader_address=str(values.get("broker.leader_address", "")),
     )
     for letter, name in members.items():
         own = [each for each in all_names if each[0] == letter]

@@ -396,6 +396,10 @@ def _conflicts(config: BrokerConfig) -> Iterator[tuple[str, str]]:
         yield ("server.tls_mode", "needs server.tls_cert_file and server.tls_key_file")
     if server.acl_enable and not server.acl_file:
         yield ("server.acl_enable", "needs server.acl_file, the accounts")
+    if not config.broker.leader_address:
+        for name in ("leader_address_listen", "leader_hook"):
+            if getattr(config.broker, name):
+                yield (f"broker.{name}", "needs broker.leader_address")
     tls = (raft.tls_cert_file, raft.tls_key_file, raft.tls_ca_file)
     if any(tls) and not all(tls):
         yield ("raft.tls_cert_file", "raft.tls_cert_file, tls_key_file and tls_ca_file go together")

@@ -78,6 +78,20 @@ class BrokerTable:
         " the leader's own.",
         parse=parse_address,
     )
+    leader_address_listen: bool = setting(
+        False,
+        "The member that leads listens at `leader_address` by itself, beside its own port. The"
+        " address is one of its machine, or a hook or another program adds it.",
+    )
+    leader_hook: str = setting(
+        "",
+        "Command that moves `leader_address`; it gets `gain` or `loss` and the address as"
+        " arguments: `gain` when this member begins to lead, `loss` when it ends, and at each"
+        " start. A loss that fails ends the member.",
+    )
+    leader_hook_timeout_ms: int = setting(
+        2_000, "What `leader_hook` may take; then it is killed and has failed.", within=(1, 60_000)
+    )
     namesrv_addr: tuple[str, ...] = setting(
         (f"127.0.0.1:{DEFAULT_NAMESRV_PORT}",),
         "NameServers, `host:port;host:port`.",

@@ -90,6 +90,28 @@ def test_every_alert_fires_where_it_must() -> None:
     run_if_here("promtool", "test", "rules", str(DEPLOY / "prometheus" / "alerts_test.yml"))
 
 
+# ------------------------------------------------------------------------------ moving address
+
+
+def test_haproxy_takes_its_configuration() -> None:
+    run_if_here("haproxy", "-c", "-f", str(DEPLOY / "haproxy" / "haproxy.cfg"))
+
+
+def test_keepalived_takes_its_configuration() -> None:
+    """It prints what it does not take; at its end it may send SIGTERM to its own group."""
+    if shutil.which("keepalived") is None:
+        pytest.skip("keepalived is not here")
+    file = str(DEPLOY / "keepalived" / "keepalived.conf")
+    command = ["keepalived", "--config-test", "--log-console", "--dont-fork", "-f", file]
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, start_new_session=True, timeout=60
+    )
+    assert (done.stdout + done.stderr, done.returncode in (0, -15)) == ("", True)
+
+
+# ------------------------------------------------------------------------------ the board
+
+
 def test_panels_of_the_board_do_not_overlap() -> None:
     taken: set[tuple[int, int]] = set()
     panels = board()["panels"]
@@ -264,6 +286,24 @@ def test_helm_takes_the_chart(replicas: int, tmp_path: Path) -> None:
     assert script.count(":20911") == replicas
     assert "n0-mq-broker-0.mq-broker.default.svc.cluster.local:20911" in script
     run_if_here("sh", "-n", "-c", script)
+
+
+def test_helm_adds_a_service_of_the_leader(tmp_path: Path) -> None:
+    documents = helm_documents(tmp_path, "broker.leaderService=true")
+    there = {(each["kind"], each["metadata"]["name"]): each for each in documents}
+    assert there["Service", "mq-leader"]["spec"]["selector"]["dledger/role"] == "leader"
+    hook = (CHART / "files" / "pod_role.py").read_text()
+    assert there["ConfigMap", "mq-broker"]["data"]["pod_role.py"].strip() == hook.strip()
+    (rule,) = there["Role", "mq-broker"]["rules"]
+    assert (rule["resources"], rule["verbs"]) == (["pods"], ["list", "patch"])
+    pod = there["StatefulSet", "mq-broker"]["spec"]["template"]["spec"]
+    assert (pod["serviceAccountName"], pod["automountServiceAccountToken"]) == ("mq-broker", True)
+    (container,) = pod["containers"]
+    (script,) = container["args"]
+    run_if_here("sh", "-n", "-c", script)
+    assert '"broker.leader_address=mq-leader.default.svc.cluster.local:10911"' in script
+    assert "/etc/dledger-hook/pod_role.py" in script
+    assert {"/etc/dledger-hook"} <= {each["mountPath"] for each in container["volumeMounts"]}
 
 
 def test_helm_adds_proxies_and_a_console(

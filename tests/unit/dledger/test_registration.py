@@ -167,6 +167,14 @@ async def test_leader_registers_the_address_of_the_leadership(
     headers = [each.header for each in world.client.to("ns1:9876")]
     assert (headers[0].broker_id, headers[0].broker_addr) == (0, "10.0.0.9:9")
     assert (headers[-1].broker_id, headers[-1].broker_addr) == (3, LEADER)
+    world.group.lead()
+    world.registration.role_changed()
+    await trio.sleep(1)
+    gained, left = world.client.to("ns1:9876")[len(headers) :][:2]
+    assert (gained.header.broker_id, gained.header.broker_addr) == (0, "10.0.0.9:9")
+    assert left.command.code == RequestCode.UNREGISTER_BROKER
+    header = BrokerHeader.decode(left.command.ext)
+    assert (header.broker_id, header.broker_addr) == (3, LEADER)
 
 
 async def test_role_that_changes_back_is_registered_at_once(

@@ -206,6 +206,13 @@ async def test_a_name_that_is_none_cannot_be_listened_on(host: str) -> None:
         await TcpNetwork().listen(host, 0)
 
 
+async def read_to_end(stream: Stream) -> bytes:
+    data = b""
+    while chunk := await stream.receive_some(16):
+        data += bytes(chunk)
+    return data
+
+
 ACCEPTS = """
 import os, signal, sys, trio
 from dledger.remoting.tcp import TcpNetwork
@@ -218,6 +225,8 @@ async def main():
     if sys.argv[1] == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
     await accepted.send_all(b"goodbye")
+    if sys.argv[1] == "reset":
+        accepted.reset_at_close()
     await accepted.aclose()
 
 trio.run(main)
@@ -225,8 +234,8 @@ trio.run(main)
 
 
 @pytest.mark.skipif(os.name == "nt", reason="there is no SIGKILL")
-@pytest.mark.parametrize("end", ["killed", "orderly"])
-async def test_accepted_connection_is_reset_by_a_kill_alone(end: str) -> None:
+@pytest.mark.parametrize("end", ["killed", "reset", "orderly"])
+async def test_accepted_connection_is_reset_by_a_kill_or_on_purpose(end: str) -> None:
     ran = [sys.executable, "-c", ACCEPTS, end]
     process = await trio.lowlevel.open_process(ran, stdout=subprocess.PIPE)
     assert process.stdout is not None
@@ -234,11 +243,10 @@ async def test_accepted_connection_is_reset_by_a_kill_alone(end: str) -> None:
     with trio.fail_after(60):
         stream = await TcpNetwork().connect("127.0.0.1", port, timeout_s=60)
         await stream.send_all(b".")
-        if end == "killed":
+        if end != "orderly":
             with pytest.raises(trio.BrokenResourceError, match="reset"):
-                await stream.receive_some(16)
+                await read_to_end(stream)
         else:
-            assert bytes(await stream.receive_some(16)) == b"goodbye"
-            assert bytes(await stream.receive_some(16)) == b""
+            assert await read_to_end(stream) == b"goodbye"
         await stream.aclose()
         await process.wait()
