@@ -21,8 +21,10 @@ from dledger.commitlog.errors import MQError
 from dledger.output import CliError
 from tests.fail_over.figures import Figures
 from tests.fail_over.measured import Measured
-from tests.fail_over.run import POLL_S, run
+from tests.fail_over.run import POLL_S, WAYS, run
 from tests.fail_over.tables import CLIENTS, FAULTS, Client, Fault
+
+SINGLE = [name for name, fault in FAULTS.items() if not fault.others]
 
 RUN_S = 1800.0
 """More than all limits of a run together."""
@@ -37,13 +39,25 @@ def phases(seed: int, repetitions: int) -> list[float]:
 
 
 async def run_once(
-    clients: Mapping[str, Client], fault: Fault, notes: list[str], phase_s: float, period_ms: int
+    clients: Mapping[str, Client],
+    fault: Fault,
+    notes: list[str],
+    phase_s: float,
+    options: argparse.Namespace,
 ) -> Mapping[str, Mapping[str, Figures]]:
     """Run one fault in a folder of its own; a run that fails is a note."""
     with tempfile.TemporaryDirectory(prefix="fail-over-") as folder:
         try:
             with trio.fail_after(RUN_S):
-                return await run(Path(folder), clients, fault, notes, phase_s, period_ms)
+                return await run(
+                    Path(folder),
+                    clients,
+                    fault,
+                    notes,
+                    phase_s,
+                    options.period_ms,
+                    way=options.leader_address,
+                )
         except* (MQError, CliError, trio.TooSlowError) as group:
             reason: BaseException = group
             while isinstance(reason, BaseExceptionGroup):
@@ -57,10 +71,15 @@ def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="fail-over", description=__doc__)
     add = parser.add_argument
     add("--clients", nargs="+", choices=CLIENTS, default=list(CLIENTS), help="default: all")
-    add("--faults", nargs="+", choices=FAULTS, default=list(FAULTS), help="default: all")
+    add("--faults", nargs="+", choices=FAULTS, default=SINGLE, help="default: one at a time")
     add("--repetitions", type=int, default=5)
     add("--seed", type=int, default=1, help="draws when each fault begins")
     add("--period-ms", type=int, default=100, help="between the sends of a stream")
+    add(
+        "--leader-address",
+        choices=WAYS,
+        help="with broker.leader_address: the leader listens at it, or HAProxy as in deploy/",
+    )
     add("--output", type=Path, default=Path("build/fail-over.json"), help="file for all figures")
     return parser.parse_args()
 
@@ -79,7 +98,7 @@ def main() -> None:
         for name in asked.faults:
             print(f"{name} {number}: {phase_s:.1f} s after a read of the route", flush=True)
             notes = [f"load average {os.getloadavg()[0]:.1f}"]
-            figures = trio.run(run_once, there, FAULTS[name], notes, phase_s, asked.period_ms)
+            figures = trio.run(run_once, there, FAULTS[name], notes, phase_s, asked)
             measured.take(name, figures)
             measured.notes += [f"{name} {number}: {note}" for note in notes]
             document = measured.document(about)

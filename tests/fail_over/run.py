@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
+from itertools import cycle
 from pathlib import Path
 
 import trio
@@ -27,8 +30,9 @@ from tests.fail_over.figures import (
     figures_of,
     is_steady,
 )
-from tests.fail_over.tables import Client, Fault
+from tests.fail_over.tables import FAULTS, Client, Fault
 from tests.harness.cluster_questions import create_topic
+from tests.harness.deployed_files import DEPLOY
 from tests.harness.foreign_client import ForeignClient, foreign_client
 from tests.harness.grpc_clients import create_group
 from tests.harness.local_settings import SMALL_FILES
@@ -36,6 +40,15 @@ from tests.harness.stored_messages import bodies_at
 
 SETTINGS: Mapping[str, object] = {**SMALL_FILES, "server.drain_timeout_ms": 30_000}
 """Members go on for old clients as they do by default; those of a local cluster end together."""
+
+WAYS: Mapping[str, Callable[[int], Mapping[str, object]]] = {
+    "haproxy": lambda port: {"broker.leader_address": f"127.0.0.1:{port}"},
+    "listen": lambda port: {
+        "broker.leader_address": f"127.0.0.9:{port}",
+        "broker.leader_address_listen": True,
+    },
+}
+"""What makes `broker.leader_address` lead to the leader: the settings of each."""
 
 PLAIN_QUEUES = 4
 
@@ -61,6 +74,9 @@ STOP_S = 60.0
 
 CONSUME_S = 60.0
 """For what is stored and not consumed when sending ends: a message may be invisible that long."""
+
+BETWEEN_S = 3.0
+"""Between two faults of several."""
 
 LOOK_S = 1.0
 
@@ -115,6 +131,20 @@ async def until(limit_s: float, holds: Callable[[], bool]) -> bool:
     return False
 
 
+async def play_all(cluster: LocalCluster, fault: Fault) -> None:
+    """Let other faults happen in turn; members that were killed start again."""
+    ends = trio.current_time() + fault.for_s
+    for name in cycle(fault.others):
+        await play(cluster, FAULTS[name])
+        for member, node in cluster.brokers.items():
+            if not node.running:
+                await cluster.start(member)
+        await cluster.wait_healthy()
+        if trio.current_time() >= ends:
+            return
+        await trio.sleep(BETWEEN_S)
+
+
 async def play(cluster: LocalCluster, fault: Fault) -> None:
     """Let a fault happen; return when it is over."""
     leader = await cluster.wait_leader()
@@ -136,6 +166,24 @@ async def play(cluster: LocalCluster, fault: Fault) -> None:
         if fault.then == "start":
             await cluster.start(name)
             await cluster.wait_healthy()
+
+
+@asynccontextmanager
+async def balanced(cluster: LocalCluster, bind: int) -> AsyncIterator[None]:
+    """Give each member a metrics port, and run HAProxy before them as `deploy/` has it."""
+    there = {"LEADER_BIND": f"127.0.0.1:{bind}"}
+    for place, name in enumerate(cluster.brokers):
+        node = cluster.brokers[name]
+        (port,) = free_ports(1)
+        node.arguments = (*node.arguments, "--set", f"metrics.listen_port={port}")
+        there |= {f"MEMBER_{place}": node.address, f"METRICS_{place}": str(port)}
+        await cluster.restart(name)
+        await cluster.wait_healthy()
+    command = ("haproxy", "-db", "-f", str(DEPLOY / "haproxy" / "haproxy.cfg"))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(partial(trio.run_process, command, env={**os.environ, **there}))
+        yield
+        nursery.cancel_scope.cancel()
 
 
 async def prepare(cluster: LocalCluster, prefix: str) -> None:
@@ -166,6 +214,8 @@ async def run(
     notes: list[str],
     phase_s: float,
     period_ms: int,
+    *,
+    way: str | None = None,
 ) -> dict[str, dict[str, Figures]]:
     """Return the figures of each stream of each client that came to send and consume.
 
@@ -174,11 +224,16 @@ async def run(
         notes: Gets what a reader of the table has to know.
         phase_s: How long after the first client's read of the route the fault begins, about.
         period_ms: Between the sends of a stream.
+        way: How the address of `WAYS` leads to the leader; None: clients get the leader's own.
     """
     async with AsyncExitStack() as stack:
+        (bind, proxy) = free_ports(2)
+        address = WAYS[way](bind) if way else {}
         cluster = await stack.enter_async_context(
-            local_cluster(folder / "cluster", settings=SETTINGS, proxies=free_ports(1))
+            local_cluster(folder / "cluster", settings={**SETTINGS, **address}, proxies=[proxy])
         )
+        if way == "haproxy":
+            await stack.enter_async_context(balanced(cluster, bind))
         for name in clients:
             await prepare(cluster, name)
         ports = {"namesrv": cluster.namesrv_address, "proxy": cluster.proxies["proxy0"].address}
@@ -201,7 +256,7 @@ async def run(
 
         fault_ms = now_ms()
         least = trio.current_time() + OBSERVE_S
-        await play(cluster, fault)
+        await (play_all if fault.others else play)(cluster, fault)
         over = trio.current_time()
         await trio.sleep_until(max(least, over + STEADY_S))
         if not await until(RECOVER_S, lambda: all(load.is_steady() for load in loads)):

@@ -41,10 +41,12 @@ class Fault(msgspec.Struct, frozen=True):
     """A fault; the fields are those of `faults.toml`."""
 
     title: str
-    members: Literal["leader", "all"]
+    members: Literal["leader", "all"] = "leader"
     signal: Literal["", "SIGKILL", "SIGTERM", "SIGSTOP"] = ""
     then: Literal["", "start", "SIGCONT"] = ""
     after_s: float = 0.0
+    others: tuple[str, ...] = ()
+    for_s: float = 0.0
 
 
 def _tables(name: str) -> object:
