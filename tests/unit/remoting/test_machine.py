@@ -35,10 +35,26 @@ from dledger.remoting.machine import (
     GarbageCollection,
     SystemRng,
     TrioClock,
+    run_command,
     share_descriptors,
 )
 
 pytestmark = pytest.mark.slow
+
+
+async def test_command_that_fails_raises_with_its_status() -> None:
+    await run_command(["true"])
+    for words in (["sh", "-c", "exit 3"], ["no-such-command"]):
+        with pytest.raises(OSError, match=r"exit status 3|No such file"):
+            await run_command(words)
+
+
+async def test_command_is_killed_when_it_is_cancelled() -> None:
+    with trio.fail_after(60):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(run_command, ["sh", "-c", "trap '' TERM; sleep 600 & wait"])
+            await trio.testing.wait_all_tasks_blocked(0.05)
+            nursery.cancel_scope.cancel()
 
 
 class Measured:
