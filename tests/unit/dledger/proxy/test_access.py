@@ -12,7 +12,7 @@ from dledger.commitlog.errors import ConfigError
 from dledger.proxy import messaging_pb2 as pb
 from dledger.proxy.access import RIGHTS, Access, host_of, signature
 from dledger.proxy.caller import Caller
-from dledger.proxy.config import ProxyConfig
+from dledger.proxy.command import ProxyConfig
 from dledger.proxy.status import RefusedError
 from dledger.remoting.access.account_file import AccountStore
 from dledger.remoting.access.accounts import Right

@@ -11,7 +11,7 @@ from dledger.client.core.route import MessageQueue, TopicRoute
 from dledger.commitlog.errors import ConfigError
 from dledger.proxy import messaging_pb2 as pb
 from dledger.proxy.caller import ANSWER_MARGIN_S, TIMEOUT_S, TIMEOUT_S_MIN, Caller
-from dledger.proxy.config import ProxyConfig, address_of
+from dledger.proxy.command import ProxyConfig, address_of
 from dledger.proxy.messages import duration
 from dledger.proxy.receives import (
     INVISIBLE_MS,
