@@ -58,8 +58,8 @@ class LeaderAddressError(MQError):
 class LeaderAddress:
     """Holds the address from gain to loss.
 
-    *servers*: their connections are reset on a loss: all where there is a hook, since what moves
-    the address may hide it from this machine, and those to the address itself where it is bound.
+    *servers*: their connections are reset on a loss: those to the address where it alone is
+    listened at, else all, since what moves the address may hide it from this machine.
     """
 
     group: BrokerGroup
@@ -68,11 +68,6 @@ class LeaderAddress:
     clock: Clock
     run_command: RunCommand
     _changed: Wakeup = field(default_factory=Wakeup)
-
-    @property
-    def is_moved(self) -> bool:
-        """Whether this member does anything about the address."""
-        return bool(self.broker.leader_hook or self.broker.leader_address_listen)
 
     def role_changed(self) -> None:
         """Look whether the group's leadership began or ended; call it at every change of role."""
@@ -84,7 +79,7 @@ class LeaderAddress:
         Raises LeaderAddressError: It cannot be given back; the process must end.
         Cancellation: The address is given back first.
         """
-        if not self.is_moved:
+        if not self.broker.leader_address:
             return task_status.started()
         await self._lose()  # a process that was killed held it perhaps
         task_status.started()
@@ -128,10 +123,11 @@ class LeaderAddress:
             await self.clock.sleep(RETRY_S)
 
     def _reset_connections(self) -> None:
+        is_known = self.broker.leader_address_listen and not self.broker.leader_hook
         address = split_address(self.broker.leader_address)
         for server in self.servers:
             for connection in list(server.connections):
-                if self.broker.leader_hook or connection.local_address == address:
+                if not is_known or connection.local_address == address:
                     connection.reset(RESET_REASON)
 
     async def _lose(self) -> None:

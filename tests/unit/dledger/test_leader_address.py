@@ -129,26 +129,27 @@ async def test_next_leader_listens_when_the_former_one_has_ended() -> None:
         assert not await following.connects()
 
 
-@pytest.mark.parametrize("hooked", [False, True])
-async def test_connections_are_reset_when_leadership_ends(hooked: bool) -> None:
-    """A hook may have led clients to this member's own address."""
-    one, own = member(MemoryNetwork(), hooked=hooked), ("10.0.0.1", 1)
+@pytest.mark.parametrize(("listens", "hooked"), [(True, False), (True, True), (False, False)])
+async def test_connections_are_reset_when_leadership_ends(listens: bool, hooked: bool) -> None:
+    """A hook, or a balancer, may have led clients to this member's own address."""
+    one, own = member(MemoryNetwork(), listens=listens, hooked=hooked), ("10.0.0.1", 1)
+    addresses = {own, (HOST, PORT)} if listens else {own}
     (server,) = one.address.servers
     async with running(one), trio.open_nursery() as nursery:
         await nursery.start(server.serve, *own)
         one.lead(1)
         await trio.testing.wait_all_tasks_blocked()
-        for address in (own, (HOST, PORT)):
+        for address in addresses:
             await one.network.connect(*address, timeout_s=1)
         await trio.testing.wait_all_tasks_blocked()
         connections = {each.local_address: each for each in server.connections}
         one.lead(None)
         await trio.testing.wait_all_tasks_blocked()
-        assert len(server.connections) == (0 if hooked else 2)
+        assert len(server.connections) == (0 if hooked else len(addresses))
         await trio.sleep(0 if hooked else RESET_AFTER_S)
         await trio.testing.wait_all_tasks_blocked()
         reset = {at for at, each in connections.items() if each.close_reason == RESET_REASON}
-        assert reset == {(HOST, PORT), *([own] if hooked else [])}
+        assert reset == (addresses if hooked or not listens else {(HOST, PORT)})
         nursery.cancel_scope.cancel()
 
 
