@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
@@ -90,10 +91,13 @@ async def test_sends_to_a_follower_are_stored_once_whatever_dies() -> None:
             await trio.sleep(0.002)
         with trio.fail_after(60):
             await ended.wait()
-        assert set(codes.values()) == {0}
+        # On a busy machine a leader may be away for longer than a client waits: it gets an error.
+        acknowledged = {number for number, code in codes.items() if code == 0}
         async with cluster.client() as reader:
-            stored = [bytes(message.body) for message in await drain(reader, TOPIC)]
-        assert sorted(map(int, stored)) == [*range(300)]
+            copies = Counter(int(bytes(message.body)) for message in await drain(reader, TOPIC))
+        assert acknowledged
+        assert acknowledged <= set(copies)
+        assert set(copies.values()) == {1}
 
 
 async def test_requests_of_a_consumer_reach_the_leader() -> None:
