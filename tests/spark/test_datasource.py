@@ -20,6 +20,7 @@ from dledger.client.producer.config import ProducerConfig
 from dledger.spark_jobs.audit.compare import audit
 from tests.harness.cluster_questions import create_topic
 from tests.harness.module_cluster import running
+from tests.spark.late_worker import done
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -33,7 +34,6 @@ SETTINGS: dict[str, object] = {
 }
 QUEUES = 3
 SENT = 600
-STARTS_MAX = 5
 
 
 @pytest.fixture(scope="module")
@@ -179,20 +179,9 @@ def test_one_frame_may_be_filtered_twice_in_one_query(
 
 
 def ended(writer: DataStreamWriter) -> StreamingQuery:
-    """Return the query, which has written what there is.
-
-    Spark gives a Python process ten seconds to start, which no setting changes: it runs again.
-    """
-    for _ in range(STARTS_MAX):
-        query = writer.trigger(availableNow=True).start()
-        try:
-            query.awaitTermination()
-        except Exception as error:
-            if "Python worker failed to connect back" not in str(error):
-                raise
-        else:
-            return query
-    raise AssertionError(f"Spark started no Python process in {STARTS_MAX} tries")
+    """Return the query, which has written what there is."""
+    start = writer.trigger(availableNow=True).start
+    return done(start(), lambda each: each.awaitTermination(), start)
 
 
 def stream_once(

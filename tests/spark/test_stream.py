@@ -16,9 +16,11 @@ from dledger.spark_jobs.generate.history import Shape
 from dledger.spark_jobs.live import LiveCheck, Tail
 from tests.harness.generated import generated
 from tests.harness.played_runs import PlayedRun, writes
+from tests.spark.late_worker import done
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
 
     from dledger.spark_jobs.engines.stream import QueueFound
 
@@ -37,13 +39,17 @@ def test_stream_reports_in_the_same_batch_as_one_process(
     run, live = PlayedRun(tmp_path / "run"), LiveCheck()
     tail = Tail(run.folder)
     reported: list[list[QueueFound]] = []
-    query = start_following(spark, run.folder, tmp_path / "checkpoint", reported.append)
+
+    def start() -> StreamingQuery:
+        return start_following(spark, run.folder, tmp_path / "checkpoint", reported.append)
+
+    query = start()
     by_batch: list[list[Violation]] = []
     seen = 0
     try:
         for number, rows in enumerate(writes(history.operations, WRITES)):
             run.write(rows)
-            query.processAllAvailable()
+            query = done(query, lambda each: each.processAllAvailable(), start)
             progress = live.take(tail.next())
             # On a busy machine Spark takes the files of one write in more than one batch.
             since, seen = reported[seen:], len(reported)
@@ -55,7 +61,7 @@ def test_stream_reports_in_the_same_batch_as_one_process(
             if number == WRITES // 2:
                 # A query that was stopped goes on where it was, with the state it had.
                 query.stop()
-                query = start_following(spark, run.folder, tmp_path / "checkpoint", reported.append)
+                query = start()
     finally:
         query.stop()
     assert {v.name for part in by_batch for v in part} == ({made.plant} if plant else set())
