@@ -12,7 +12,8 @@ import os
 import platform
 import random
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 import trio
@@ -22,7 +23,7 @@ from dledger.output import CliError
 from tests.fail_over.figures import Figures
 from tests.fail_over.measured import Measured
 from tests.fail_over.run import POLL_S, WAYS, run
-from tests.fail_over.tables import CLIENTS, FAULTS, Client, Fault
+from tests.fail_over.tables import CLIENTS, FAULTS
 
 SINGLE = [name for name, fault in FAULTS.items() if not fault.others]
 
@@ -39,25 +40,13 @@ def phases(seed: int, repetitions: int) -> list[float]:
 
 
 async def run_once(
-    clients: Mapping[str, Client],
-    fault: Fault,
-    notes: list[str],
-    phase_s: float,
-    options: argparse.Namespace,
+    run_in: Callable[[Path], Awaitable[Mapping[str, Mapping[str, Figures]]]], notes: list[str]
 ) -> Mapping[str, Mapping[str, Figures]]:
     """Run one fault in a folder of its own; a run that fails is a note."""
     with tempfile.TemporaryDirectory(prefix="fail-over-") as folder:
         try:
             with trio.fail_after(RUN_S):
-                return await run(
-                    Path(folder),
-                    clients,
-                    fault,
-                    notes,
-                    phase_s,
-                    options.period_ms,
-                    way=options.leader_address,
-                )
+                return await run_in(Path(folder))
         except* (MQError, CliError, trio.TooSlowError) as group:
             reason: BaseException = group
             while isinstance(reason, BaseExceptionGroup):
@@ -98,7 +87,9 @@ def main() -> None:
         for name in asked.faults:
             print(f"{name} {number}: {phase_s:.1f} s after a read of the route", flush=True)
             notes = [f"load average {os.getloadavg()[0]:.1f}"]
-            figures = trio.run(run_once, there, FAULTS[name], notes, phase_s, asked)
+            drawn = (FAULTS[name], notes, phase_s, asked.period_ms, asked.leader_address)
+            run_in = partial(run, there, *drawn)
+            figures = trio.run(run_once, run_in, notes)
             measured.take(name, figures)
             measured.notes += [f"{name} {number}: {note}" for note in notes]
             document = measured.document(about)

@@ -41,14 +41,8 @@ from tests.harness.stored_messages import bodies_at
 SETTINGS: Mapping[str, object] = {**SMALL_FILES, "server.drain_timeout_ms": 30_000}
 """Members go on for old clients as they do by default; those of a local cluster end together."""
 
-WAYS: Mapping[str, Callable[[int], Mapping[str, object]]] = {
-    "haproxy": lambda port: {"broker.leader_address": f"127.0.0.1:{port}"},
-    "listen": lambda port: {
-        "broker.leader_address": f"127.0.0.9:{port}",
-        "broker.leader_address_listen": True,
-    },
-}
-"""What makes `broker.leader_address` lead to the leader: the settings of each."""
+WAYS = ("haproxy", "listen")
+"""What makes `broker.leader_address` lead to the leader."""
 
 PLAIN_QUEUES = 4
 
@@ -169,9 +163,9 @@ async def play(cluster: LocalCluster, fault: Fault) -> None:
 
 
 @asynccontextmanager
-async def balanced(cluster: LocalCluster, bind: int) -> AsyncIterator[None]:
+async def balanced(cluster: LocalCluster) -> AsyncIterator[None]:
     """Give each member a metrics port, and run HAProxy before them as `deploy/` has it."""
-    there = {"LEADER_BIND": f"127.0.0.1:{bind}"}
+    there = {"LEADER_BIND": cluster.leader_address}
     for place, name in enumerate(cluster.brokers):
         node = cluster.brokers[name]
         (port,) = free_ports(1)
@@ -208,32 +202,34 @@ async def judged(load: Load, namesrv: str, window: Window) -> dict[str, Figures]
 
 
 async def run(
-    folder: Path,
     clients: Mapping[str, Client],
     fault: Fault,
     notes: list[str],
     phase_s: float,
     period_ms: int,
-    *,
-    way: str | None = None,
+    way: str | None,
+    folder: Path,
 ) -> dict[str, dict[str, Figures]]:
     """Return the figures of each stream of each client that came to send and consume.
 
     Args:
-        folder: A new one, for the cluster and the clients.
         notes: Gets what a reader of the table has to know.
         phase_s: How long after the first client's read of the route the fault begins, about.
         period_ms: Between the sends of a stream.
         way: How the address of `WAYS` leads to the leader; None: clients get the leader's own.
+        folder: A new one, for the cluster and the clients.
     """
     async with AsyncExitStack() as stack:
         (bind, proxy) = free_ports(2)
-        address = WAYS[way](bind) if way else {}
+        address = {
+            "broker.leader_address": f"127.0.0.9:{bind}" if way else "",
+            "broker.leader_address_listen": way == "listen",
+        }
         cluster = await stack.enter_async_context(
             local_cluster(folder / "cluster", settings={**SETTINGS, **address}, proxies=[proxy])
         )
         if way == "haproxy":
-            await stack.enter_async_context(balanced(cluster, bind))
+            await stack.enter_async_context(balanced(cluster))
         for name in clients:
             await prepare(cluster, name)
         ports = {"namesrv": cluster.namesrv_address, "proxy": cluster.proxies["proxy0"].address}

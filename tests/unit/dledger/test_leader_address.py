@@ -106,14 +106,6 @@ async def test_leader_runs_the_hook_and_then_listens() -> None:
     assert one.hook.calls == [(*words, e, ADDRESS) for e in ("loss", "gain", "loss")]
 
 
-async def test_member_that_moves_nothing_runs_nothing() -> None:
-    one = member(MemoryNetwork(), listens=False, hooked=False)
-    async with running(one):
-        one.lead(1)
-        assert not await one.connects()
-    assert one.hook.calls == []
-
-
 async def test_next_leader_listens_when_the_former_one_has_ended() -> None:
     network = MemoryNetwork()
     former, following = member(network, hooked=False), member(network, hooked=False)
