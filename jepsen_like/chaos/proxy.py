@@ -9,13 +9,17 @@ On a cut link nothing arrives; what is sent waits, `WINDOW_BYTES` of it, then th
 connections are not answered until both ways are whole. After a reset both sides see RST, after the
 end of a target the accepted connection does. Otherwise the end of one side arrives behind its
 bytes, and neither end nor reset passes a cut link.
+
+Only here are links slow, and connections reset, and no root is needed. Only `namespaces` lets
+packets vanish, so that TCP itself has to find out.
 """
 
 from __future__ import annotations
 
 import errno
 import socket
-from collections import Counter
+import struct
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -24,15 +28,7 @@ import structlog
 import trio
 
 from dledger.commitlog.errors import ConfigError, RemoteProtocolError
-from dledger.jepsen_like.chaos.proxy_pump import (
-    RECEIVE_BYTES,
-    WINDOW_BYTES,
-    Carrier,
-    Link,
-    close_socket,
-    reset_socket,
-    until_readable,
-)
+from dledger.jepsen_like.chaos.proxy_pump import RECEIVE_BYTES, Direction, Ending, Link
 from dledger.jepsen_like.nemesis.ground import HEALTHY, CannotBeDone, LinkFault
 from dledger.raft.wire import Kind, PeerFrameDecoder
 from dledger.remoting.seams import Rng
@@ -58,6 +54,7 @@ ACCEPT_PAUSE_S: Final = 0.1
 """Before another accept when descriptors have run out."""
 
 _NO_DESCRIPTOR: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+_RST: Final = struct.pack("ii", 1, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,50 +76,47 @@ class Target:
 class Connection:
     """One accepted connection, from before its dialler is known to its end."""
 
-    def __init__(self, number: int, dialler: socket.socket, target: Target) -> None:
-        self.number = number
+    def __init__(self, dialler: trio.SocketStream, target: Target) -> None:
         self.target = target
         self.source = target.source
         self.dialler = dialler
-        self.carriers: tuple[Carrier, ...] = ()
+        self.directions: tuple[Direction, ...] = ()
         self.scope = trio.CancelScope()
-        self._dialled: socket.socket | None = None
+        self._streams = [dialler]
 
     def reset(self) -> None:
-        """Break it at once; both sides see a reset."""
+        """Break it at once; both sides see a reset. Idempotent."""
         self.scope.cancel()  # first: its tasks must not find their sockets closed
-        reset_socket(self.dialler)
-        if self._dialled is not None:
-            reset_socket(self._dialled)
+        for stream in self._streams:
+            if stream.socket.fileno() >= 0:
+                stream.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RST)
+        self.close()
 
     def close(self) -> None:
         """Close what is open of it."""
-        close_socket(self.dialler)
-        if self._dialled is not None:
-            close_socket(self._dialled)
+        for stream in self._streams:
+            stream.socket.close()
 
-    def join(
-        self, dialled: socket.socket, there: Link, back: Link, rng: Rng, buffer: memoryview
-    ) -> None:
+    def join(self, dialled: trio.SocketStream, out: Direction, home: Direction) -> None:
         """Connect both sides."""
-        self._dialled = dialled
-        out = Carrier(there, self.dialler, dialled, rng=rng, buffer=buffer, reset=self.reset)
-        home = Carrier(back, dialled, self.dialler, rng=rng, buffer=buffer, reset=self.reset)
+        self._streams.append(dialled)
         out.opposite, home.opposite = home, out
-        self.carriers = (out, home)
+        out.begin(dialled)
+        home.begin(self.dialler)
+        self.directions = (out, home)
 
-    async def carry(self, early: bytes) -> None:
-        """Carry both ways, *early* first, until both have ended."""
+    async def carry(self) -> None:
+        """Carry both ways until both have ended."""
         async with trio.open_nursery() as nursery:
 
-            async def deliver(carrier: Carrier) -> None:
-                await carrier.deliver()
+            async def deliver(direction: Direction) -> None:
+                if await direction.deliver() is Ending.RESET:
+                    self.reset()
                 nursery.cancel_scope.cancel()
 
-            self.carriers[0].take(memoryview(early))
-            for carrier in self.carriers:
-                nursery.start_soon(carrier.read)
-                nursery.start_soon(deliver, carrier)
+            for direction in self.directions:
+                nursery.start_soon(direction.read)
+                nursery.start_soon(deliver, direction)
 
 
 class LinkProxy:
@@ -148,34 +142,31 @@ class LinkProxy:
         self._rng = rng
         self._targets = dict(targets)
         self._why_whole = why_whole
-        self._links: dict[tuple[str, str], Link] = {}
-        self._connections: dict[int, Connection] = {}
-        self._last_number = 0
-        self._buffer = memoryview(bytearray(RECEIVE_BYTES))
+        self._links: defaultdict[tuple[str, str], Link] = defaultdict(Link)
+        self._connections: dict[Connection, None] = {}
         self._places = trio.Semaphore(CONNECTIONS_MAX)
-        self._changed = trio.Event()
+        self._mended = trio.lowlevel.ParkingLot()
 
     # -- faults ----------------------------------------------------------------------------
 
     def cut(self, source: str, target: str) -> None:
         """Let nothing through from *source* to *target*; what is sent waits."""
         self._must_be_possible()
-        self._link(source, target).is_cut = True
+        self._links[source, target].is_cut = True
 
     def mend(self, source: str, target: str, *, reset: float = 0.0) -> None:
         """Let everything through again.
 
         *reset*: chance of each connection with bytes waiting to be broken instead.
         """
-        link = self._link(source, target)
+        link = self._links[source, target]
         link.is_cut = False
-        for connection, carrier in list(self._carriers(link)):
-            if reset and carrier.has_waiting and self._rng.random() < reset:
+        for connection, direction in list(self._on(link)):
+            if reset and direction.has_waiting and self._rng.random() < reset:
                 self._break(connection)
             else:
-                carrier.link_changed()
-        self._changed.set()
-        self._changed = trio.Event()
+                direction.link_changed()
+        self._mended.unpark_all()
 
     def mend_all(self, *, reset: float = 0.0) -> None:
         """Heal every cut and every link."""
@@ -196,17 +187,19 @@ class LinkProxy:
             self._must_be_possible()
         if not fault.is_plain:
             raise CannotBeDone("the proxy passes all bytes on; the simulator does this to frames")
-        link = self._link(source, target)
-        link.set(fault)
-        for _, carrier in self._carriers(link):
-            carrier.link_changed()
+        link = self._links[source, target]
+        link.fault = fault
+        if not fault.bytes_per_s:
+            link.busy_until_s = 0.0
+        for _, direction in self._on(link):
+            direction.link_changed()
 
     def reset_between(self, one: str, other: str) -> int:
         """Break every connection between two names, both ends at once; return how many."""
         self._must_be_possible()
         found = [
             connection
-            for connection in self._connections.values()
+            for connection in self._connections
             if {connection.source, connection.target.name} == {one, other}
             and not connection.scope.cancel_called
         ]
@@ -218,19 +211,11 @@ class LinkProxy:
         if self._why_whole is not None:
             raise CannotBeDone(self._why_whole)
 
-    def _link(self, source: str, target: str) -> Link:
-        link = self._links.get((source, target))
-        if link is None:
-            link = self._links[source, target] = Link(source, target)
-        return link
-
-    def _carriers(self, link: Link) -> Iterator[tuple[Connection, Carrier]]:
-        for connection in self._connections.values():
-            if connection.scope.cancel_called:
-                continue
-            for carrier in connection.carriers:
-                if carrier.link is link:
-                    yield connection, carrier
+    def _on(self, link: Link) -> Iterator[tuple[Connection, Direction]]:
+        for connection in self._connections:
+            for direction in connection.directions:
+                if direction.link is link and not connection.scope.cancel_called:
+                    yield connection, direction
 
     def _break(self, connection: Connection) -> None:
         self.sometimes["resets"] += 1
@@ -264,10 +249,8 @@ class LinkProxy:
     ) -> None:
         while True:
             await self._places.acquire()
-            dialler = await _accept(listener)
-            self._last_number += 1
-            connection = Connection(self._last_number, dialler, target)
-            self._connections[connection.number] = connection
+            connection = Connection(await _accept(listener), target)
+            self._connections[connection] = None
             self.sometimes["connections"] += 1
             nursery.start_soon(self._serve_connection, connection)
 
@@ -278,68 +261,60 @@ class LinkProxy:
                 connection.close()
         finally:
             connection.reset()
-            del self._connections[connection.number]
+            del self._connections[connection]
             self._places.release()
 
     async def _connect(self, connection: Connection) -> None:
-        target, early = connection.target, bytearray()
-        if target.source is None and not await self._learn_source(connection, early):
+        target, early = connection.target, b""
+        if connection.source is None:
+            early = await self._learn_source(connection)
+        if (source := connection.source) is None:
             return
-        source = connection.source
-        assert source is not None
-        there, back = self._link(source, target.name), self._link(target.name, source)
-        if not await self._until_through(there, back, connection.dialler, early):
-            return
+        there, back = self._links[source, target.name], self._links[target.name, source]
+        out = Direction(there, connection.dialler, self._rng)
+        out.take(early)
+        async with trio.open_nursery() as waiting:
+            waiting.start_soon(_until_gone, out, connection.scope)
+            await self._until_through(there, back)
+            waiting.cancel_scope.cancel()
         dialled = await _dial(target)
         if dialled is None:
             self._break(connection)
             return
-        connection.join(dialled, there, back, self._rng, self._buffer)
-        await connection.carry(bytes(early))
+        connection.join(dialled, out, Direction(back, dialled, self._rng))
+        await connection.carry()
 
-    async def _learn_source(self, connection: Connection, early: bytearray) -> bool:
-        """Read the first frame into *early*; False: the dialler went, or is no member."""
+    async def _learn_source(self, connection: Connection) -> bytes:
+        """Read the first frame, and return all that was read; unless a member's, it has no name."""
+        early = b""
         try:
-            while (source := _caller_of(early)) is None:
-                if not await _receive(connection.dialler, early):
-                    return False
+            while connection.source is None:
+                data = await connection.dialler.receive_some(RECEIVE_BYTES)
+                if not data:
+                    break
+                early += data
+                connection.source = _caller_of(early)
+        except trio.BrokenResourceError:
+            pass
         except RemoteProtocolError as error:
             log.warning("proxy_refused", target=connection.target.name, error=str(error))
             self._break(connection)
-            return False
-        connection.source = source
-        return True
+        return early
 
-    async def _until_through(
-        self, there: Link, back: Link, dialler: socket.socket, early: bytearray
-    ) -> bool:
-        """Wait as a connection attempt does; False: the dialler gave up before it got through."""
+    async def _until_through(self, there: Link, back: Link) -> None:
+        """Wait as a connection attempt does."""
         while True:
-            if (there.is_cut or back.is_cut) and not await self._until_whole(
-                there, back, dialler, early
-            ):
-                return False
+            while there.is_cut or back.is_cut:
+                await self._mended.park()
             round_trip_s = there.fault.delay_s + back.fault.delay_s
             if not round_trip_s:
-                return True
+                return
             await trio.sleep(round_trip_s)
             if not (there.is_cut or back.is_cut):
-                return True
-
-    async def _until_whole(
-        self, there: Link, back: Link, dialler: socket.socket, early: bytearray
-    ) -> bool:
-        is_whole = False
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(_until_gone, dialler, early, nursery.cancel_scope)
-            while there.is_cut or back.is_cut:
-                await self._changed.wait()
-            is_whole = True
-            nursery.cancel_scope.cancel()
-        return is_whole
+                return
 
 
-def _caller_of(early: bytearray) -> str | None:
+def _caller_of(early: bytes) -> str | None:
     """Return the name of the sender of *early*; None: its first frame is not complete."""
     if len(early) < 4:
         return None
@@ -357,32 +332,16 @@ def _caller_of(early: bytearray) -> str | None:
     raise RemoteProtocolError("a hello without a name")
 
 
-async def _receive(dialler: socket.socket, early: bytearray) -> bool:
-    """Add what has come to *early*; False at the end of the stream or when it is broken."""
-    while True:
-        await until_readable(dialler)
-        try:
-            data = dialler.recv(RECEIVE_BYTES)
-        except BlockingIOError:
-            continue
-        except OSError:
-            return False
-        early += data
-        return bool(data)
+async def _until_gone(out: Direction, scope: trio.CancelScope) -> None:
+    """Cancel *scope* when the dialler goes away before it is through; keep its bytes until then."""
+    await out.read()
+    scope.cancel()
 
 
-async def _until_gone(dialler: socket.socket, early: bytearray, scope: trio.CancelScope) -> None:
-    """Cancel *scope* when the dialler goes away; keep its bytes until then, within bounds."""
-    while len(early) < WINDOW_BYTES:
-        if not await _receive(dialler, early):
-            scope.cancel()
-            return
-
-
-async def _accept(listener: trio.SocketListener) -> socket.socket:
+async def _accept(listener: trio.SocketListener) -> trio.SocketStream:
     while True:
         try:
-            return _raw(await listener.accept())
+            return await listener.accept()
         except OSError as error:
             if error.errno not in _NO_DESCRIPTOR:
                 raise
@@ -390,18 +349,11 @@ async def _accept(listener: trio.SocketListener) -> socket.socket:
             await trio.sleep(ACCEPT_PAUSE_S)
 
 
-async def _dial(target: Target) -> socket.socket | None:
+async def _dial(target: Target) -> trio.SocketStream | None:
     """Return a connection to *target*; None: there is none to be had."""
     with trio.move_on_after(DIAL_TIMEOUT_S):
         try:
-            return _raw(await trio.open_tcp_stream(target.host, target.port))
+            return await trio.open_tcp_stream(target.host, target.port)
         except OSError as error:
             log.info("proxy_cannot_dial", target=target.name, error=str(error))
     return None
-
-
-def _raw(stream: trio.SocketStream) -> socket.socket:
-    """Return the socket of a stream: what passes it is read and sent without a checkpoint each."""
-    sock = socket.socket(fileno=stream.socket.detach())
-    sock.setblocking(False)
-    return sock

@@ -1,31 +1,23 @@
-"""The two directions of a proxied connection, pumped between their sockets.
-
-A `Link` is the direction between two processes, on which those of all their connections lie.
-"""
+"""One direction of a proxied connection, pumped between its sockets."""
 
 from __future__ import annotations
 
-import socket
-import struct
+import os
 from collections import deque
-from collections.abc import Callable
 from enum import Enum
 from math import inf
 from typing import Final
 
 import trio
 
-from dledger.jepsen_like.nemesis.ground import HEALTHY, LinkFault
+from dledger.jepsen_like.nemesis.ground import HEALTHY
 from dledger.remoting.seams import Rng
 
 RECEIVE_BYTES: Final = 256 << 10
-"""How much is read from a socket at once."""
+"""How much is read from a socket at once; what is being sent of it may pass a cut that comes."""
 
 WINDOW_BYTES: Final = 1 << 20
-"""Bytes waiting in one direction at which nothing more is read, so that the sender waits too.
-
-One piece is always taken whole: a frame at its cap may stand above it.
-"""
+"""Bytes waiting in one direction at which nothing more is read, so that the sender waits too."""
 
 SLICE_S: Final = 0.05
 """Seconds of traffic that a slow link gets at once, so that its bytes trickle."""
@@ -33,21 +25,14 @@ SLICE_S: Final = 0.05
 SLICE_BYTES_MIN: Final = 512
 """But not less than this."""
 
-_RST: Final = struct.pack("ii", 1, 0)
-
 
 class Link:
-    """What happens from *source* to *target*.
+    """What happens from one process to another, on all their connections.
 
-    Attributes:
-        busy_until_s: When the bytes a limited link has taken are through.
+    *busy_until_s*: when the bytes a limited link has taken are through.
     """
 
-    __slots__ = ("busy_until_s", "fault", "is_cut", "source", "target")
-
-    def __init__(self, source: str, target: str) -> None:
-        self.source = source
-        self.target = target
+    def __init__(self) -> None:
         self.fault = HEALTHY
         self.is_cut = False
         self.busy_until_s = 0.0
@@ -58,17 +43,6 @@ class Link:
         fault = self.fault
         return not (self.is_cut or fault.delay_s or fault.jitter_s or fault.bytes_per_s)
 
-    def set(self, fault: LinkFault) -> None:
-        """Behave like *fault* from now on."""
-        self.fault = fault
-        if not fault.bytes_per_s:
-            self.busy_until_s = 0.0
-
-    def longest_wait_s(self) -> float:
-        """Return how long what is under way may still take, as the link behaves now."""
-        fault = self.fault
-        return inf if fault.bytes_per_s else fault.delay_s + fault.jitter_s
-
 
 class Ending(Enum):
     """How a direction ends, behind all its bytes."""
@@ -77,64 +51,32 @@ class Ending(Enum):
     RESET = 1
 
 
-def reset_socket(sock: socket.socket) -> None:
-    """Close *sock* so that the other side sees a reset. Idempotent."""
-    if sock.fileno() >= 0:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RST)
-        close_socket(sock)
+class Direction:
+    """`read` takes bytes in, `deliver` lets those out that had to wait.
 
+    Until `begin`, when the target has been dialled, all bytes wait.
+    """
 
-def close_socket(sock: socket.socket) -> None:
-    """Close *sock*; tasks waiting for it are woken. Idempotent."""
-    if sock.fileno() >= 0:
-        trio.lowlevel.notify_closing(sock)
-        sock.close()
+    opposite: Direction
+    _sink: trio.SocketStream
 
-
-async def until_readable(sock: socket.socket) -> None:
-    """Wait for bytes, or the end, of a socket whose connection is cancelled before it is closed."""
-    # A task that was about to go on when that happened must not touch the closed socket.
-    await trio.lowlevel.checkpoint_if_cancelled()
-    await trio.lowlevel.wait_readable(sock)
-
-
-class Carrier:
-    """One direction: `read` takes bytes in, `deliver` lets those out that had to wait."""
-
-    opposite: Carrier
-
-    def __init__(
-        self,
-        link: Link,
-        source: socket.socket,
-        sink: socket.socket,
-        *,
-        rng: Rng,
-        buffer: memoryview,
-        reset: Callable[[], None],
-    ) -> None:
-        """Args:
-        source, sink: Not blocking.
-        buffer: Scratch space; its content is used up before any other task runs.
-        reset: Breaks the connection at once, on both sides.
-        """
+    def __init__(self, link: Link, source: trio.SocketStream, rng: Rng) -> None:
         self.link = link
-        self.is_done = False
         self._source = source
-        self._sink = sink
         self._rng = rng
-        self._buffer = buffer
-        self._reset = reset
+        self._early: list[bytes] | None = []
         self._waiting: deque[tuple[float, bytes | Ending]] = deque()
         self._waiting_bytes = 0
         self._last_due_s = 0.0
-        self._is_sending = False
-        self._is_sink_gone = False
-        self._is_source_broken = False
-        self._has_ended = False
+        self._is_sending = self._has_ended = self._is_done = False
         self._parked = trio.lowlevel.ParkingLot()
 
-    # -- from outside ----------------------------------------------------------------------
+    def begin(self, sink: trio.SocketStream) -> None:
+        """Let bytes out at *sink* from now on, those that have come first."""
+        self._sink = sink
+        early, self._early = b"".join(self._early or ()), None
+        self._waiting_bytes = 0
+        self.take(early)
 
     @property
     def has_waiting(self) -> bool:
@@ -143,16 +85,12 @@ class Carrier:
 
     def link_changed(self) -> None:
         """Go by the link's new behaviour, with what is waiting too."""
-        latest_s = trio.current_time() + self.link.longest_wait_s()
+        fault = self.link.fault
+        longest_s = inf if fault.bytes_per_s else fault.delay_s + fault.jitter_s
+        latest_s = trio.current_time() + longest_s
         self._last_due_s = min(self._last_due_s, latest_s)
         self._waiting = deque((min(due_s, latest_s), it) for due_s, it in self._waiting)
         self._parked.unpark_all()
-
-    def source_broke(self) -> None:
-        """The other direction found the socket this one reads from reset."""
-        self._is_source_broken = True
-        if self._has_ended:
-            self._end(Ending.RESET)
 
     # -- in --------------------------------------------------------------------------------
 
@@ -161,96 +99,77 @@ class Carrier:
         while not self._has_ended:
             while self._waiting_bytes >= WINDOW_BYTES:
                 await self._parked.park()
-            await until_readable(self._source)
-            if self._is_sink_gone:
+            limit = self.link.fault.bytes_per_s
+            slice_bytes = max(SLICE_BYTES_MIN, int(limit * SLICE_S)) if limit else RECEIVE_BYTES
+            try:
+                data = await self._source.receive_some(min(RECEIVE_BYTES, slice_bytes))
+            except trio.BrokenResourceError:
+                self._end(Ending.RESET)
                 return
-            self._read_once()
+            if data:
+                self.take(bytes(data))
+            else:
+                self._end(Ending.END)
 
-    def _read_once(self) -> None:
-        try:
-            size = self._source.recv_into(self._buffer, self._bytes_at_once())
-        except BlockingIOError:
-            return
-        except OSError:
-            self._end(Ending.RESET)
-            return
-        if size:
-            self.take(self._buffer[:size])
-        else:
-            self._end(Ending.RESET if self._is_source_broken else Ending.END)
-
-    def _bytes_at_once(self) -> int:
-        limit = self.link.fault.bytes_per_s
-        if not limit:
-            return RECEIVE_BYTES
-        return min(RECEIVE_BYTES, max(SLICE_BYTES_MIN, int(limit * SLICE_S)))
-
-    def take(self, data: memoryview) -> None:
+    def take(self, data: bytes) -> None:
         """Let *data* go on, at once or later."""
-        if self.has_waiting or not self.link.is_quick:
-            self._wait(self._due_s(len(data)), bytes(data))
-            return
-        rest = self._send_now(data)
-        if rest:
-            self._wait(trio.current_time(), bytes(rest))
+        if self._early is None and self.link.is_quick and not self.has_waiting:
+            data = data[self._send_now(data) :]
+        self._waiting_bytes += len(data)
+        if self._early is not None:
+            self._early.append(data)
+        elif data:
+            self._wait(len(data), data)
 
-    def _due_s(self, size: int) -> float:
-        """Return when *size* bytes that come now are through, behind all before them."""
-        fault, due_s = self.link.fault, trio.current_time()
-        if fault.bytes_per_s:
-            due_s = max(self.link.busy_until_s, due_s) + size / fault.bytes_per_s
-            self.link.busy_until_s = due_s
-        due_s += fault.delay_s + self._rng.random() * fault.jitter_s
-        self._last_due_s = max(due_s, self._last_due_s)
-        return self._last_due_s
-
-    def _send_now(self, data: memoryview) -> memoryview:
-        """Return what the sink has no space for."""
+    def _send_now(self, data: bytes) -> int:
         try:
-            return data[self._sink.send(data) :]
+            return os.write(self._sink.socket.fileno(), data)
         except BlockingIOError:
-            return data
+            return 0
         except OSError:
             self._sink_broke()
-            return data[:0]
+            return len(data)
 
     def _end(self, ending: Ending) -> None:
         self._has_ended = True
-        self._wait(self._due_s(0), ending)
+        self._wait(0, ending)
 
-    def _wait(self, due_s: float, what: bytes | Ending) -> None:
-        self._waiting.append((due_s, what))
-        if isinstance(what, bytes):
-            self._waiting_bytes += len(what)
+    def _wait(self, size: int, what: bytes | Ending) -> None:
+        """Let *what* wait until *size* bytes that come now are through, behind all before them."""
+        link, due_s = self.link, trio.current_time()
+        if link.fault.bytes_per_s:
+            due_s = max(link.busy_until_s, due_s) + size / link.fault.bytes_per_s
+            link.busy_until_s = due_s
+        due_s += link.fault.delay_s + self._rng.random() * link.fault.jitter_s
+        self._last_due_s = max(due_s, self._last_due_s)
+        self._waiting.append((self._last_due_s, what))
         self._parked.unpark_all()
 
     # -- out -------------------------------------------------------------------------------
 
-    async def deliver(self) -> None:
-        """Let out what waits, each when it is due and the link is whole.
+    async def deliver(self) -> Ending:
+        """Let out what waits, each when it is due and the link is whole, until all is over.
 
-        Returns when the connection is over: reset, or both directions done. After its own end
-        this direction still has to tell its sink when the source turns out to have ended.
+        After its own end this direction still has to pass on that its source turns out to be reset.
         """
         while True:
             what = await self._next()
             if what is Ending.RESET:
-                self._reset()
-                return
-            if what is Ending.END:
-                self._shut_down()
-                self.is_done = True
-                if self.opposite.is_done:
-                    return
-            else:
-                await self._let_out(what)
-
-    async def _let_out(self, data: bytes) -> None:
-        self._is_sending = True
-        await self._send(data)
-        self._is_sending = False
-        self._waiting_bytes -= len(data)
-        self._parked.unpark_all()
+                return what
+            self._is_sending = True
+            try:
+                if isinstance(what, bytes):
+                    await self._sink.send_all(what)
+                    self._waiting_bytes -= len(what)
+                else:
+                    await self._sink.send_eof()
+                    self._is_done = True
+                    if self.opposite._is_done:
+                        return what
+            except trio.BrokenResourceError:
+                self._sink_broke()
+            self._is_sending = False
+            self._parked.unpark_all()
 
     async def _next(self) -> bytes | Ending:
         while True:
@@ -262,25 +181,7 @@ class Carrier:
             with trio.move_on_after(wait_s):
                 await self._parked.park()
 
-    async def _send(self, data: bytes) -> None:
-        rest = memoryview(data)
-        while rest and not self._is_sink_gone:
-            if self.link.is_cut:
-                await self._parked.park()
-                continue
-            size_before = len(rest)
-            rest = self._send_now(rest)
-            if len(rest) == size_before:
-                await trio.lowlevel.wait_writable(self._sink)
-
-    def _shut_down(self) -> None:
-        try:
-            self._sink.shutdown(socket.SHUT_WR)
-        except OSError:
-            self._sink_broke()
-
     def _sink_broke(self) -> None:
         """The sink has ended; the other side learns it over the other direction."""
-        if not self._is_sink_gone:
-            self._is_sink_gone = True
-            self.opposite.source_broke()
+        self._has_ended = True
+        self.opposite._end(Ending.RESET)
