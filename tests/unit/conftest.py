@@ -3,31 +3,34 @@
 from __future__ import annotations
 
 import inspect
-from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
+from trio.testing import MockClock
 
 from tests.harness.hypothesis_profile import use_shared_machine
 from tests.harness.quick_flushes import quick_flushes
 
-CLOCK = "autojump_clock"
+HERE = Path(__file__).parent
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run each asynchronous test that needs the clock on it."""
+    """Run asynchronous tests on virtual time, but those that are marked ``real_time``."""
     for item in items:
         if (
             isinstance(item, pytest.Function)
-            and CLOCK in item.fixturenames
             and inspect.iscoroutinefunction(item.obj)
+            and item.path.is_relative_to(HERE)
+            and item.get_closest_marker("real_time") is None
         ):
-            item.add_marker(pytest.mark.trio(run=partial(_run, item)), append=False)
+            item.add_marker(pytest.mark.trio(run=_run), append=False)
 
 
-def _run(item: Any, main: Any, *, clock: Any, instruments: Any) -> Any:
-    return trio.run(main, clock=clock or item.funcargs[CLOCK], instruments=instruments)
+def _run(main: Any, *, clock: Any, instruments: Any) -> Any:
+    clock = clock or MockClock(autojump_threshold=0)
+    return trio.run(main, clock=clock, instruments=instruments)
 
 
 __all__ = ["pytest_collection_modifyitems", "quick_flushes"]

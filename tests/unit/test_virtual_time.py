@@ -1,4 +1,4 @@
-"""A clock that a module's mark or a fixture asks for is the clock of the run."""
+"""Asynchronous tests run on virtual time, and their fixtures with them, unless they are marked."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from trio.testing import MockClock
 
 DAY_S = 86_400.0
 
-pytestmark = pytest.mark.usefixtures("autojump_clock")
-
 
 @pytest.fixture
-async def slept_s(autojump_clock: MockClock) -> float:
+async def slept_s() -> float:
+    began = trio.current_time()
     await trio.sleep(DAY_S)
-    return autojump_clock.current_time()
+    return trio.current_time() - began
 
 
-async def test_virtual_time_by_mark() -> None:
-    await trio.sleep(DAY_S)
-    assert trio.current_time() == DAY_S
-
-
-async def test_virtual_time_by_fixture(slept_s: float) -> None:
+async def test_virtual_time_by_default(slept_s: float) -> None:
     assert trio.current_time() == slept_s == DAY_S
 
 
-def test_virtual_time_leaves_other_tests_alone(autojump_clock: MockClock) -> None:
-    assert autojump_clock.current_time() == 0
+async def test_virtual_time_of_the_tests_own(mock_clock: MockClock) -> None:
+    mock_clock.jump(DAY_S)
+    assert trio.current_time() == DAY_S
+
+
+@pytest.mark.real_time
+async def test_virtual_time_gives_way_to_real_time() -> None:
+    assert not isinstance(trio.lowlevel.current_clock(), MockClock)

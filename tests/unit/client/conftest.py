@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 
 import pytest
-from trio.testing import MockClock
 
 from dledger.client.core.client_instance import ClientInstance
 from dledger.client.producer.producer import Producer
@@ -14,7 +13,7 @@ from tests.unit.client.fake_cluster import World, open_world
 
 
 @pytest.fixture
-async def world(autojump_clock: MockClock) -> AsyncIterator[World]:
+async def world() -> AsyncIterator[World]:
     """One NameServer, and the group "g" of three brokers."""
     async with open_world() as world:
         yield world

@@ -38,8 +38,6 @@ from tests.harness.fake_nodes import fixed
 from tests.unit.client.consumer.consuming import QUEUE, Heard
 from tests.unit.client.fake_cluster import World
 
-pytestmark = pytest.mark.usefixtures("autojump_clock")
-
 
 class Collected:
     """A hook and what OpenTelemetry collects of it."""

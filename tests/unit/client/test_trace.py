@@ -132,8 +132,6 @@ def test_what_cannot_be_read_is_passed_over(damaged: str) -> None:
     assert [context.request_id for context in found] == ["REQ"]
 
 
-pytestmark = pytest.mark.usefixtures("autojump_clock")
-
 TRACED = ProducerConfig(enable_msg_trace=True)
 
 

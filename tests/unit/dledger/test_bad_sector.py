@@ -18,8 +18,6 @@ from tests.harness.groups import Replica, bodies, crash_disk, running_groups
 from tests.harness.keyed_messages import ALWAYS, keyed
 from tests.harness.raft_cluster import batch
 
-pytestmark = pytest.mark.usefixtures("autojump_clock")
-
 ROOT = Path("/memory")
 SECTOR_BYTES = 512
 

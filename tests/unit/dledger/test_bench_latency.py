@@ -11,8 +11,6 @@ from dledger.client.core.errors import UnknownOutcomeError
 from dledger.commitlog.errors import MQError
 from dledger.output import CliError
 
-pytestmark = pytest.mark.usefixtures("autojump_clock")
-
 ANSWER_S = 0.001
 LOAD = LatencyLoad(rate=10.0, duration=1.0)
 

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 import trio
-from trio.testing import MockClock
 
 from dledger.commitlog.derive import derive_together
 from dledger.commitlog.errors import CorruptEntryError, DiskFullError
@@ -98,7 +97,6 @@ def test_two_flipped_files_of_a_queue_are_both_made_again(
     assert units(store) == wanted
 
 
-@pytest.mark.usefixtures("autojump_clock")
 async def test_the_scrub_finds_a_flipped_bit_in_a_queue_file() -> None:
     root = Path("/memory")
     async with running_groups(root, disks=CrashDisk) as groups:
@@ -227,7 +225,7 @@ def test_a_repair_waits_for_damaged_entries_and_space(store: ReplicaStore, disk:
     assert units(store) == wanted
 
 
-async def test_a_running_replica_makes_its_queue_again(autojump_clock: MockClock) -> None:
+async def test_a_running_replica_makes_its_queue_again() -> None:
     async with running_groups(Path("/memory"), disks=CrashDisk) as groups:
         leader = await groups.fill(str(number).encode() for number in range(30))
         await trio.sleep(10)
@@ -268,9 +266,7 @@ def replayed(store: ReplicaStore, last: int) -> ReplicaStore:
     return store
 
 
-async def test_a_rebuilt_key_index_is_the_one_that_was_written(
-    tmp_path: Path, autojump_clock: MockClock
-) -> None:
+async def test_a_rebuilt_key_index_is_the_one_that_was_written(tmp_path: Path) -> None:
     async with running_groups(tmp_path, 1) as groups:
         leader = await groups.leader()
         # Entries of one record and of many take different ways into the index.

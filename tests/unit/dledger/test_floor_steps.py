@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from trio.testing import MockClock
 
 from dledger.commitlog.disk import OsDisk
 from dledger.commitlog.record import decode_record
@@ -56,7 +55,7 @@ class StoppedError(Exception):
 
 @pytest.mark.slow
 async def test_floor_steps_move_few_queues_each_and_may_end_anywhere(
-    tmp_path: Path, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(retention, "QUEUES_PER_STEP", STEP)
     async with running_groups(tmp_path) as groups:

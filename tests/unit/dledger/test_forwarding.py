@@ -32,8 +32,6 @@ from dledger.remoting.server import RemotingServer
 from dledger.testing.doubles import MemoryNetwork, VirtualClock
 from tests.harness.present import present
 
-pytestmark = pytest.mark.usefixtures("autojump_clock")
-
 SEND, PULL, BACK = (
     RequestCode.SEND_MESSAGE_V2,
     RequestCode.PULL_MESSAGE,

@@ -26,7 +26,7 @@ from tests.harness.fake_group import batch_of
 from tests.harness.groups import Groups, bodies, running_groups
 from tests.harness.raft_cluster import batch
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("autojump_clock")]
+pytestmark = pytest.mark.slow
 
 
 async def test_what_is_submitted_is_on_every_replica_at_the_same_place(tmp_path: Path) -> None:

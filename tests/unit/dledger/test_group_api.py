@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import pytest
 import trio
@@ -30,9 +29,7 @@ class Failing:
         await trio.sleep_forever()
 
 
-async def test_fence_pause_doubles_up_to_a_minute(
-    autojump_clock: Any, nursery: trio.Nursery
-) -> None:
+async def test_fence_pause_doubles_up_to_a_minute(nursery: trio.Nursery) -> None:
     failing, counts = Failing(*[ValueError("x")] * 9), ServiceCounts()
     nursery.start_soon(fenced, "timer", failing.run, VirtualClock(), counts)
     await trio.sleep(1000)
@@ -42,9 +39,7 @@ async def test_fence_pause_doubles_up_to_a_minute(
     nursery.cancel_scope.cancel()
 
 
-async def test_after_a_calm_time_the_pause_is_short_again(
-    autojump_clock: Any, nursery: trio.Nursery
-) -> None:
+async def test_after_a_calm_time_the_pause_is_short_again(nursery: trio.Nursery) -> None:
     began: list[float] = []
 
     async def run() -> None:
@@ -69,7 +64,7 @@ async def test_what_proves_that_the_node_is_broken_goes_on(error: Exception) -> 
     assert counts.restarts == Counter({"timer": 1}), "the other half of the group"
 
 
-async def test_the_end_of_the_leadership_passes_while_a_service_fails(autojump_clock: Any) -> None:
+async def test_the_end_of_the_leadership_passes_while_a_service_fails() -> None:
     counts = ServiceCounts()
 
     async def fails_late() -> None:
@@ -109,7 +104,7 @@ async def test_a_service_that_ends_is_not_run_again() -> None:
     ],
 )
 async def test_failed_service_delivers_in_flight_once(
-    autojump_clock: Any, tmp_path: Path, nursery: trio.Nursery, number: int, wait: str
+    tmp_path: Path, nursery: trio.Nursery, number: int, wait: str
 ) -> None:
     leader = LeaderServices(tmp_path)
     group, service = leader.group, leader.services[number]

@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from trio.testing import MockClock
 
 from dledger.cli.debug_command import (
     LOG_FILES_MAX,
@@ -253,7 +252,7 @@ THIRD = MessageQueue(LETTERS, "h", 1)
 
 
 @pytest.fixture
-async def world(autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[World]:
+async def world(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[World]:
     """Two broker groups, "g" and "h", with three dead letters of "billing" each."""
 
     async with open_world() as cluster:

@@ -25,7 +25,7 @@ from dledger.testing.doubles import InlineExecutor
 from tests.harness.groups import Groups, bodies, crash_disk, running_groups
 from tests.harness.raft_cluster import batch
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("autojump_clock")]
+pytestmark = pytest.mark.slow
 
 ROOT = Path("/memory")
 T = TypeVar("T")

@@ -12,7 +12,7 @@ from dledger.processors.raft import MembershipChanges
 from tests.harness.groups import bodies, running_groups
 from tests.harness.raft_cluster import batch
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("autojump_clock")]
+pytestmark = pytest.mark.slow
 
 
 async def test_handover_under_load_leaves_nothing_unknown(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ from tests.harness.groups import SEGMENT_BYTES, Groups, Replica, running_groups
 from tests.harness.raft_cluster import batch
 from tests.harness.replica_folders import install_at_once
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("autojump_clock")]
+pytestmark = pytest.mark.slow
 
 BODY = bytes(20_000)
 LONG_BODY = bytes(100_000)

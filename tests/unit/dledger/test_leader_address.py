@@ -27,7 +27,6 @@ from dledger.testing.doubles import MemoryNetwork, VirtualClock
 HOST, PORT = "10.0.0.9", 10911
 ADDRESS = f"{HOST}:{PORT}"
 TIMEOUT_S = 2.0
-pytestmark = pytest.mark.usefixtures("autojump_clock")
 
 
 @dataclass

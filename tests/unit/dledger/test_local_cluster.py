@@ -16,6 +16,8 @@ from dledger.output import CliError
 from dledger.settings.config import SEGMENT_SIZE, load_config, with_stored_sizes
 from dledger.settings.schema import ConfigFile
 
+pytestmark = pytest.mark.real_time
+
 
 def test_each_broker_gets_its_file_and_folder(tmp_path: Path) -> None:
     cluster = lay_out(tmp_path, brokers=3, settings={"raft.election_timeout_ms": 500})

@@ -13,8 +13,6 @@ from dledger.testing.doubles import ManualClock
 from tests.harness.groups import running_groups
 from tests.harness.raft_cluster import batch
 
-pytestmark = pytest.mark.usefixtures("autojump_clock")
-
 YEAR_MS = 365 * 86_400_000
 
 

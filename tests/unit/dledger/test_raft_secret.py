@@ -30,7 +30,7 @@ def made(path: Path) -> GroupSecret:
 
 
 async def test_a_group_starts_with_the_secret_of_the_command(
-    tmp_path: Path, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+    tmp_path: Path, nursery: trio.Nursery
 ) -> None:
     groups = Groups(tmp_path, nursery)
     file = tmp_path / "peers.secret"

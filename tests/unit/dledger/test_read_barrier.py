@@ -12,8 +12,6 @@ from dledger.waiting import Future
 from tests.harness.groups import LATENCY_S, Replica, running_groups
 from tests.harness.raft_cluster import batch
 
-pytestmark = pytest.mark.usefixtures("autojump_clock")
-
 
 async def pass_barrier(replica: Replica) -> None:
     """Wait for a read barrier; raise the error that it ended with."""

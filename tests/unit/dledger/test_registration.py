@@ -23,8 +23,6 @@ from dledger.testing.doubles import VirtualClock
 from tests.harness.fake_group import BROKER, CLUSTER, GROUP_IDENTITY, LEADER
 from tests.harness.registering import Line, RegisteringBroker
 
-pytestmark = pytest.mark.usefixtures("autojump_clock")
-
 
 @dataclass
 class Call:

@@ -21,8 +21,6 @@ from dledger.state.topics import TopicConfig
 from dledger.testing.doubles import VirtualClock
 from tests.harness.registering import Line, RegisteringBroker
 
-pytestmark = pytest.mark.usefixtures("autojump_clock")
-
 ADDRESS = "ns1:9876"
 
 

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from trio.testing import MockClock
-
 from dledger.services.retention import RetentionService, segment_starts
 from dledger.settings.tables import StoreTable
 from tests.harness.groups import SEGMENT_BYTES, running_groups
 from tests.harness.raft_cluster import batch
 
 
-async def test_member_alone_gives_up_what_it_cannot_repair(
-    tmp_path: Path, autojump_clock: MockClock
-) -> None:
+async def test_member_alone_gives_up_what_it_cannot_repair(tmp_path: Path) -> None:
     async with running_groups(tmp_path, 1) as groups:
         leader = await groups.leader()
         store = leader.group.store

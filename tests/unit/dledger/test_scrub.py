@@ -15,7 +15,7 @@ from dledger.testing.crash_disk import CrashDisk
 from tests.harness.groups import Groups, Replica, bodies, crash_disk, running_groups
 from tests.harness.raft_cluster import batch
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("autojump_clock")]
+pytestmark = pytest.mark.slow
 
 ROOT = Path("/memory")
 MESSAGES = [str(number).encode() * 40 for number in range(12)]

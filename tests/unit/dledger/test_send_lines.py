@@ -252,9 +252,7 @@ async def test_bodies_of_a_template_are_numbered() -> None:
     assert [body async for body in bodies] == [b"order 1", b"order 2", b"plain", b"plain"]
 
 
-async def test_paced_bodies_come_at_the_rate_and_do_not_catch_up(
-    autojump_clock: trio.testing.MockClock,
-) -> None:
+async def test_paced_bodies_come_at_the_rate_and_do_not_catch_up() -> None:
     times, began = [], trio.current_time()
     async for body in paced(given(["a", "b", "c", "d"], 1), 10.0):
         times.append(round(trio.current_time() - began, 3))

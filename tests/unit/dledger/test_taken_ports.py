@@ -18,6 +18,8 @@ from dledger.output import CliError
 from dledger.remoting.tcp import TcpNetwork
 from dledger.settings.config import load_config
 
+pytestmark = pytest.mark.real_time
+
 FIRST_EPHEMERAL_PORT = 32_768
 
 

@@ -122,7 +122,7 @@ async def test_without_an_interval_there_is_one_look() -> None:
 
 
 async def test_a_list_repeats_at_the_interval_after_a_failure(
-    autojump_clock: trio.testing.MockClock, capsys: pytest.CaptureFixture[str]
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     times, look = looks(0, CliError("away", exit_code=ExitCode.UNREACHABLE), 0)
     assert await repeated(look, 2.0, most=3) == 0
@@ -139,7 +139,7 @@ async def test_a_list_repeats_at_the_interval_after_a_failure(
     ids=["one", "group"],
 )
 async def test_a_list_goes_on_after_an_error_of_the_client(
-    autojump_clock: trio.testing.MockClock, capsys: pytest.CaptureFixture[str], away: Exception
+    capsys: pytest.CaptureFixture[str], away: Exception
 ) -> None:
     times, look = looks(0, away, 0)
     assert await repeated(look, 2.0, most=3) == 0
@@ -150,9 +150,7 @@ async def test_a_list_goes_on_after_an_error_of_the_client(
 @pytest.mark.parametrize(
     "bug", [KeyError("x"), ExceptionGroup("of a nursery", [CliError("away"), KeyError("x")])]
 )
-async def test_a_list_ends_with_a_bug(
-    autojump_clock: trio.testing.MockClock, bug: Exception
-) -> None:
+async def test_a_list_ends_with_a_bug(bug: Exception) -> None:
     _, look = looks(0, bug, 0)
     with pytest.raises(type(bug)):
         await repeated(look, 2.0, most=3)

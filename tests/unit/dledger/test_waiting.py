@@ -9,8 +9,6 @@ from trio.testing import wait_all_tasks_blocked
 from dledger.remoting.machine import TrioClock
 from dledger.waiting import Wakeup
 
-pytestmark = pytest.mark.usefixtures("autojump_clock")
-
 
 async def noticed(wakeup: Wakeup) -> int:
     """Return how often a wait returns by itself now."""

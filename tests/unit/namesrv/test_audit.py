@@ -148,7 +148,7 @@ def guarded(accounts: Path) -> NamesrvConfig:
     return config_in(accounts.parent, acl_enable=True, acl_file=str(accounts))
 
 
-async def test_every_request_is_checked(accounts: Path, autojump_clock: object) -> None:
+async def test_every_request_is_checked(accounts: Path) -> None:
     async with running_namesrv(guarded(accounts)) as world:
         stranger = await world.connect()
         service = await world.connect(SERVICE)
@@ -164,7 +164,7 @@ async def test_every_request_is_checked(accounts: Path, autojump_clock: object) 
         assert "Need admin permission" in (changed.remark or "")
 
 
-async def test_accounts_are_read_again(accounts: Path, autojump_clock: object) -> None:
+async def test_accounts_are_read_again(accounts: Path) -> None:
     async with running_namesrv(guarded(accounts), InlineExecutor()) as world:
         late = await world.connect(Credentials("late-one", "0123456789"))
         lists = RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER

@@ -355,9 +355,7 @@ async def test_the_list_of_all_topics_can_be_switched_off(connection: Connection
     assert (answer.code, answer.remark) == (1, "disable")
 
 
-async def test_nameserver_with_a_wait_answers_no_route_at_first(
-    tmp_path: Path, autojump_clock: object
-) -> None:
+async def test_nameserver_with_a_wait_answers_no_route_at_first(tmp_path: Path) -> None:
     config = config_in(tmp_path, need_wait_for_service=True, wait_seconds_for_service=45)
     async with running_namesrv(config) as world:
         connection = await world.connect()

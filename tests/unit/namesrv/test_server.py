@@ -22,6 +22,7 @@ from tests.unit.namesrv.world import config_in, register, register_body, route, 
 A, B = "10.0.0.1:10911", "10.0.0.2:10911"
 
 
+@pytest.mark.real_time
 async def test_prometheus_shows_brokers_and_refusals(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -59,9 +60,7 @@ async def test_prometheus_shows_brokers_and_refusals(tmp_path: Path) -> None:
     assert page.labels("dledger_connections")[0]["node_type"] == "namesrv"
 
 
-async def test_a_broker_that_reconnected_outlives_its_old_connection(
-    tmp_path: Path, autojump_clock: object
-) -> None:
+async def test_a_broker_that_reconnected_outlives_its_old_connection(tmp_path: Path) -> None:
     async with running_namesrv(config_in(tmp_path, listen_port=0)) as world:
         old, new, client = [await world.connect() for _ in range(3)]
         await register(old, A, 0)
@@ -74,9 +73,7 @@ async def test_a_broker_that_reconnected_outlives_its_old_connection(
         assert await route(client) is None
 
 
-async def test_a_silent_broker_expires_and_its_connection_is_closed(
-    tmp_path: Path, autojump_clock: object
-) -> None:
+async def test_a_silent_broker_expires_and_its_connection_is_closed(tmp_path: Path) -> None:
     async with running_namesrv(config_in(tmp_path, listen_port=0, idle_timeout_s=3600)) as world:
         broker, client = await world.connect(), await world.connect()
         start = trio.current_time()
@@ -92,9 +89,7 @@ async def test_a_silent_broker_expires_and_its_connection_is_closed(
         assert not client.is_closed
 
 
-async def test_a_connection_that_still_serves_a_living_broker_is_kept(
-    tmp_path: Path, autojump_clock: object
-) -> None:
+async def test_a_connection_that_still_serves_a_living_broker_is_kept(tmp_path: Path) -> None:
     async with running_namesrv(config_in(tmp_path, listen_port=0)) as world:
         shared = await world.connect()
         await register(shared, A, 0)
@@ -105,9 +100,7 @@ async def test_a_connection_that_still_serves_a_living_broker_is_kept(
         assert found.broker_datas[0].broker_addrs == {0: A}
 
 
-async def test_routes_are_served_between_registrations(
-    tmp_path: Path, autojump_clock: object
-) -> None:
+async def test_routes_are_served_between_registrations(tmp_path: Path) -> None:
     async with running_namesrv(config_in(tmp_path, listen_port=0)) as world:
         client = await world.connect()
         await register(client, A, 0)

@@ -150,7 +150,7 @@ def test_a_process_without_tls_watches_nothing() -> None:
 
 
 async def test_files_are_read_again_after_a_while(
-    files: Files, server: ssl.SSLContext, certificates: Certificates, autojump_clock: object
+    files: Files, server: ssl.SSLContext, certificates: Certificates
 ) -> None:
     renewed = files.renew()
     async with trio.open_nursery() as nursery:

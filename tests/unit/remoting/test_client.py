@@ -82,7 +82,7 @@ async def test_refused_connection_means_not_stored(client: RemotingClient) -> No
 
 
 async def test_call_without_an_answer_is_unknown_and_stays_connected(
-    client: RemotingClient, broker: Broker, autojump_clock: trio.testing.MockClock
+    client: RemotingClient, broker: Broker
 ) -> None:
     with pytest.raises(RequestTimedOutError) as raised:
         await client.invoke("b:1", request(SILENT))
@@ -91,9 +91,7 @@ async def test_call_without_an_answer_is_unknown_and_stays_connected(
     assert (await client.invoke("b:1", request(ECHO))).code == 0
 
 
-async def test_connecting_counts_against_the_time_of_the_call(
-    nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
-) -> None:
+async def test_connecting_counts_against_the_time_of_the_call(nursery: trio.Nursery) -> None:
     class Tarpit:
         async def connect(self, host: str, port: int, **_: Any) -> Any:
             await trio.sleep_forever()
@@ -146,6 +144,7 @@ async def test_disconnect_and_close_end_calls_as_lost(
         await client.invoke("b:1", request(ECHO))
 
 
+@pytest.mark.real_time
 async def test_over_real_sockets(nursery: trio.Nursery) -> None:
     broker = Broker(TcpNetwork())
     host, port = await nursery.start(broker.server.serve, "127.0.0.1", 0)

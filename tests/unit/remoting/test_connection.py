@@ -78,9 +78,7 @@ async def test_answers_may_come_in_any_order(linked: Linked, nursery: trio.Nurse
     assert far.in_flight == 0
 
 
-async def test_connection_that_leaves_refuses_what_comes_later(
-    wire: Any, autojump_clock: trio.testing.MockClock
-) -> None:
+async def test_connection_that_leaves_refuses_what_comes_later(wire: Any) -> None:
     def last(connection: Connection, asked: RemotingCommand) -> RemotingCommand:
         connection.leave_soon()
         return response_to(asked)
@@ -127,9 +125,7 @@ async def test_reading_stops_while_answers_are_not_taken(wire: Any) -> None:
     assert [a.opaque for a in answers] == list(range(20))
 
 
-async def test_peer_that_does_not_read_is_closed(
-    wire: Any, autojump_clock: trio.testing.MockClock
-) -> None:
+async def test_peer_that_does_not_read_is_closed(wire: Any) -> None:
     one = wire(table(), limits=ConnectionLimits(write_timeout_s=5), lockstep=True)
     await one.far.send_all(asked_with(1, body=bytes(1000)))
     await one.ended.wait()
@@ -137,9 +133,7 @@ async def test_peer_that_does_not_read_is_closed(
     assert one.connection.close_reason == "the peer does not read"
 
 
-async def test_silence_longer_than_the_write_timeout_costs_no_answer(
-    wire: Any, autojump_clock: trio.testing.MockClock
-) -> None:
+async def test_silence_longer_than_the_write_timeout_costs_no_answer(wire: Any) -> None:
     one = wire(table(), limits=ConnectionLimits(write_timeout_s=5))
     for opaque in range(3):
         await one.far.send_all(asked_with(opaque))
@@ -149,7 +143,7 @@ async def test_silence_longer_than_the_write_timeout_costs_no_answer(
 
 
 async def test_a_send_that_ends_just_when_its_time_does_costs_nothing(
-    wire: Any, autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
+    wire: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = wire(table(), limits=ConnectionLimits(write_timeout_s=5))
     send_all, sends = one.near.send_all, []
@@ -183,9 +177,7 @@ async def test_late_answers_to_a_peer_that_does_not_read_are_bounded(wire: Any) 
     assert "more than it reads" in one.connection.close_reason
 
 
-async def test_half_a_frame_and_then_silence_is_closed(
-    wire: Any, autojump_clock: trio.testing.MockClock
-) -> None:
+async def test_half_a_frame_and_then_silence_is_closed(wire: Any) -> None:
     one = wire(table(), limits=ConnectionLimits(frame_timeout_s=7))
     await one.far.send_all(asked_with(1)[:30])
     await one.ended.wait()
@@ -193,9 +185,7 @@ async def test_half_a_frame_and_then_silence_is_closed(
     assert "half a frame" in one.connection.close_reason
 
 
-async def test_frame_that_trickles_in_meets_the_same_deadline(
-    wire: Any, autojump_clock: trio.testing.MockClock
-) -> None:
+async def test_frame_that_trickles_in_meets_the_same_deadline(wire: Any) -> None:
     one = wire(table(), limits=ConnectionLimits(frame_timeout_s=7))
 
     async def trickle() -> None:
@@ -208,9 +198,7 @@ async def test_frame_that_trickles_in_meets_the_same_deadline(
     assert trio.current_time() == pytest.approx(8, abs=1.1)
 
 
-async def test_idle_connection_is_closed_and_traffic_keeps_it(
-    wire: Any, autojump_clock: trio.testing.MockClock
-) -> None:
+async def test_idle_connection_is_closed_and_traffic_keeps_it(wire: Any) -> None:
     one = wire(table(), limits=ConnectionLimits(idle_timeout_s=120))
     for opaque in range(3):
         await trio.sleep(100)
@@ -221,9 +209,7 @@ async def test_idle_connection_is_closed_and_traffic_keeps_it(
     assert one.connection.close_reason == "idle"
 
 
-async def test_what_we_send_counts_as_traffic_too(
-    wire: Any, autojump_clock: trio.testing.MockClock
-) -> None:
+async def test_what_we_send_counts_as_traffic_too(wire: Any) -> None:
     one = wire(limits=ConnectionLimits(idle_timeout_s=120))
     await trio.sleep(100)
     one.connection.invoke_oneway(request(40))
@@ -245,9 +231,7 @@ async def test_garbage_ends_the_connection(wire: Any, garbage: bytes) -> None:
 
 
 @pytest.mark.parametrize("answered_after_s", [0, 30])
-async def test_requests_before_garbage_are_answered(
-    wire: Any, autojump_clock: trio.testing.MockClock, answered_after_s: float
-) -> None:
+async def test_requests_before_garbage_are_answered(wire: Any, answered_after_s: float) -> None:
     async def slow(_: Connection, asked: RemotingCommand) -> RemotingCommand:
         await trio.sleep(answered_after_s)
         return response_to(asked, 0)
@@ -271,9 +255,7 @@ async def test_answers_reach_a_peer_that_has_stopped_sending(wire: Any) -> None:
 
 
 @pytest.mark.parametrize("rounds", [5, pytest.param(100, marks=pytest.mark.hunt)])
-async def test_timed_out_calls_leave_nothing_behind(
-    wire: Any, autojump_clock: trio.testing.MockClock, rounds: int
-) -> None:
+async def test_timed_out_calls_leave_nothing_behind(wire: Any, rounds: int) -> None:
     """Up to 100,000 calls time out: the table is empty after it, late answers find no caller."""
     one = wire(limits=ConnectionLimits(write_buffer_bytes=1 << 30, max_pending_calls=100_000))
     timed_out = 0
@@ -417,7 +399,7 @@ async def test_close_callbacks_run_once_and_handlers_are_cancelled(wire: Any) ->
 
 
 async def test_draining_answers_what_is_open_and_refuses_the_rest(
-    wire: Any, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+    wire: Any, nursery: trio.Nursery
 ) -> None:
     held: list[RemotingCommand] = []
     one = wire(table(hold_in(held)))

@@ -39,7 +39,7 @@ from dledger.remoting.machine import (
     share_descriptors,
 )
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.real_time]
 
 
 async def test_command_that_fails_raises_with_its_status() -> None:

@@ -18,8 +18,6 @@ from dledger.remoting.metrics import (
 )
 from dledger.testing.doubles import MemoryNetwork, MemoryStream
 
-pytestmark = pytest.mark.usefixtures("autojump_clock")
-
 ADDRESS = ("127.0.0.1", 5557)
 GET = b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n"
 

@@ -50,7 +50,7 @@ async def test_many_clients_are_served_at_once(nursery: trio.Nursery, memory_net
 
 
 async def test_answers_are_reported_with_codes_and_seconds(
-    nursery: trio.Nursery, memory_network: Any, autojump_clock: trio.testing.MockClock
+    nursery: trio.Nursery, memory_network: Any
 ) -> None:
     async def later(asked: RemotingCommand) -> RemotingCommand:
         await trio.sleep(2)
@@ -109,7 +109,7 @@ async def test_connect_callback_runs_before_requests(
 
 
 async def test_drain_answers_open_requests_then_ends_serving(
-    nursery: trio.Nursery, memory_network: Any, autojump_clock: trio.testing.MockClock
+    nursery: trio.Nursery, memory_network: Any
 ) -> None:
     async def slow(_: Connection, asked: RemotingCommand) -> RemotingCommand:
         await trio.sleep(2)
@@ -143,7 +143,7 @@ async def test_drain_answers_open_requests_then_ends_serving(
 
 @pytest.mark.parametrize("tasks", [1, 20])
 async def test_drain_answers_every_request_under_way(
-    tasks: int, nursery: trio.Nursery, memory_network: Any, autojump_clock: trio.testing.MockClock
+    tasks: int, nursery: trio.Nursery, memory_network: Any
 ) -> None:
     async def slow(_: Connection, asked: RemotingCommand) -> RemotingCommand:
         await trio.sleep(0.01)
@@ -178,7 +178,7 @@ async def test_drain_answers_every_request_under_way(
 
 
 async def test_drain_waits_no_longer_than_its_limit(
-    nursery: trio.Nursery, memory_network: Any, autojump_clock: trio.testing.MockClock
+    nursery: trio.Nursery, memory_network: Any
 ) -> None:
     server = RemotingServer(memory_network, table(lambda _, asked: DEFERRED))
     await nursery.start(server.serve, "b", 1)
@@ -222,6 +222,7 @@ async def test_after_batch_runs_once_per_received_chunk(
     assert batches == [10]
 
 
+@pytest.mark.real_time
 async def test_one_bad_peer_does_not_disturb_the_others(nursery: trio.Nursery) -> None:
     limits = ServerLimits(connection=ConnectionLimits(max_frame_bytes=1000))
     server = RemotingServer(TcpNetwork(), table(echo), limits=limits)
@@ -242,6 +243,7 @@ async def test_one_bad_peer_does_not_disturb_the_others(nursery: trio.Nursery) -
     assert answer.body == b"still here"
 
 
+@pytest.mark.real_time
 async def test_address_in_use_is_an_os_error(nursery: trio.Nursery) -> None:
     server = RemotingServer(TcpNetwork(), ProcessorTable())
     host, port = await nursery.start(server.serve, "127.0.0.1", 0)

@@ -98,7 +98,7 @@ async def asked(stream: Any, code: int) -> RemotingCommand:
 
 
 async def test_server_bounds_half_frames_and_serves_others(
-    nursery: trio.Nursery, memory_network: Any, autojump_clock: trio.testing.MockClock
+    nursery: trio.Nursery, memory_network: Any
 ) -> None:
     server = await serving(nursery, memory_network)
     half = encode_command(request(ECHO, {}, bytes(FRAME - KIB)))[: FRAME - 10 * KIB]
@@ -120,7 +120,7 @@ async def test_server_bounds_half_frames_and_serves_others(
 
 
 async def test_idle_connections_do_not_lock_a_new_client_out(
-    nursery: trio.Nursery, memory_network: Any, autojump_clock: trio.testing.MockClock
+    nursery: trio.Nursery, memory_network: Any
 ) -> None:
     server = await serving(nursery, memory_network, max_connections=40)
     client = RemotingClient(nursery, memory_network)
@@ -136,7 +136,7 @@ async def test_idle_connections_do_not_lock_a_new_client_out(
 
 
 async def test_a_request_that_access_control_refuses_proves_nothing(
-    nursery: trio.Nursery, memory_network: Any, autojump_clock: trio.testing.MockClock
+    nursery: trio.Nursery, memory_network: Any
 ) -> None:
     server = await serving(nursery, memory_network)
     await asked(await raw(memory_network), GUARDED)
@@ -145,7 +145,7 @@ async def test_a_request_that_access_control_refuses_proves_nothing(
 
 
 async def test_server_with_all_busy_answers_administration(
-    nursery: trio.Nursery, memory_network: Any, autojump_clock: trio.testing.MockClock
+    nursery: trio.Nursery, memory_network: Any
 ) -> None:
     server = await serving(nursery, memory_network, max_connections=10, reserved_connections=2)
     for _ in range(8):
@@ -183,9 +183,7 @@ async def test_server_over_budget_refuses_all_but_administration(
     assert server.budget.used_bytes == 0
 
 
-async def test_server_over_budget_ends_clients_that_do_not_read(
-    nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
-) -> None:
+async def test_server_over_budget_ends_clients_that_do_not_read(nursery: trio.Nursery) -> None:
     near, far = trio.testing.lockstep_stream_pair()
     budget = MemoryBudget(BudgetLimits(total_bytes=4 * FRAME, max_frame_bytes=FRAME))
 

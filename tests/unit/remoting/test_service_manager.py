@@ -53,9 +53,7 @@ def test_nothing_happens_without_a_service_manager(tmp_path: Path) -> None:
     ServiceManager({"NOTIFY_SOCKET": str(tmp_path / "gone")}, 1).started()
 
 
-async def test_watchdog_is_answered_twice_in_its_time(
-    listener: socket.socket, autojump_clock: trio.testing.MockClock
-) -> None:
+async def test_watchdog_is_answered_twice_in_its_time(listener: socket.socket) -> None:
     environment = {
         "NOTIFY_SOCKET": listener.getsockname(),
         "WATCHDOG_USEC": "30000000",

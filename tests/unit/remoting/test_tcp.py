@@ -27,6 +27,8 @@ from dledger.remoting.seams import Stream, TlsMode
 from dledger.remoting.server import RemotingServer
 from dledger.remoting.tcp import TcpNetwork, client_tls, server_tls
 
+pytestmark = pytest.mark.real_time
+
 ECHO = 900
 
 

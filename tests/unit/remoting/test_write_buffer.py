@@ -56,9 +56,7 @@ async def running(nursery: trio.Nursery, socket: Socket) -> WriteBuffer:
     return out
 
 
-async def test_write_buffer_sends_in_the_turn_of_the_put(
-    nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
-) -> None:
+async def test_write_buffer_sends_in_the_turn_of_the_put(nursery: trio.Nursery) -> None:
     socket = Socket()
     out = await running(nursery, socket)
     out.put(b"head", b"body")
@@ -66,9 +64,7 @@ async def test_write_buffer_sends_in_the_turn_of_the_put(
     assert socket.waited == 0
 
 
-async def test_write_buffer_that_waits_holds_no_part(
-    nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
-) -> None:
+async def test_write_buffer_that_waits_holds_no_part(nursery: trio.Nursery) -> None:
     class Body(bytearray): ...
 
     out = await running(nursery, Socket(takes=[0]))
@@ -80,9 +76,7 @@ async def test_write_buffer_that_waits_holds_no_part(
     assert (out.unsent_bytes, held()) == (0, None)
 
 
-async def test_write_buffer_joins_what_follows_in_a_burst(
-    nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
-) -> None:
+async def test_write_buffer_joins_what_follows_in_a_burst(nursery: trio.Nursery) -> None:
     socket = Socket()
     out = await running(nursery, socket)
     for number in range(10):
@@ -95,9 +89,7 @@ async def test_write_buffer_joins_what_follows_in_a_burst(
     assert bytes(socket.got[-4:]) == b"next"
 
 
-async def test_write_buffer_holds_until_it_is_released(
-    nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
-) -> None:
+async def test_write_buffer_holds_until_it_is_released(nursery: trio.Nursery) -> None:
     socket = Socket()
     out = await running(nursery, socket)
     out.is_held = True
@@ -108,9 +100,7 @@ async def test_write_buffer_holds_until_it_is_released(
     assert (bytes(socket.got), socket.waited) == (b"onetwo", 0)
 
 
-async def test_write_buffer_reports_a_broken_socket(
-    nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
-) -> None:
+async def test_write_buffer_reports_a_broken_socket(nursery: trio.Nursery) -> None:
     reasons: list[str] = []
     socket = Socket(error=BrokenPipeError(32, "broken pipe"))
     out = buffer_over(socket, reasons)
@@ -121,9 +111,7 @@ async def test_write_buffer_reports_a_broken_socket(
     assert out.handed_total == 8, "it may have left: the outcome of a request in it is unknown"
 
 
-async def test_write_buffer_of_a_full_socket_hands_nothing_over(
-    nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
-) -> None:
+async def test_write_buffer_of_a_full_socket_hands_nothing_over(nursery: trio.Nursery) -> None:
     socket = Socket(takes=[0])
     out = await running(nursery, socket)
     out.put(b"head", b"body")
@@ -134,7 +122,7 @@ async def test_write_buffer_of_a_full_socket_hands_nothing_over(
 
 @pytest.mark.parametrize("seed", range(20))
 async def test_write_buffer_keeps_order_through_partial_sends(
-    nursery: trio.Nursery, autojump_clock: trio.testing.MockClock, seed: int
+    nursery: trio.Nursery, seed: int
 ) -> None:
     rng = random.Random(seed)
     socket = Socket(takes=[rng.choice([0, 1, 7, 300, SEND_BYTES]) for _ in range(200)])

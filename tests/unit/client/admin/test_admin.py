@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from trio.testing import MockClock
 
 from dledger.client.admin.admin import Admin, judge_group
 from dledger.client.core.client_instance import ClientInstance
@@ -48,7 +47,7 @@ async def test_a_topic_is_created_seen_and_deleted(world: World, client: ClientI
         await admin.topic_route("new")
 
 
-async def test_a_topic_goes_from_each_name_server_that_answers(autojump_clock: MockClock) -> None:
+async def test_a_topic_goes_from_each_name_server_that_answers() -> None:
     async with open_world(name_servers=3) as world, world.client() as client:
         admin = Admin(client)
         await admin.create_topic("new")
@@ -115,7 +114,7 @@ async def test_messages_are_viewed_by_offset_message_id(client: ClientInstance) 
         await admin.view_message_at("10.0.0.1:10911", 999999)
 
 
-async def test_offsets_of_every_queue(autojump_clock: MockClock) -> None:
+async def test_offsets_of_every_queue() -> None:
     async with open_world() as world, world.client() as client:
         async with Producer(client, "p") as producer:
             for _ in range(8):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import trio
-from trio.testing import MockClock
 
 from dledger.client.consumer.pop_calls import ReceivedMessage
 from dledger.client.consumer.simple_consumer import SimpleConsumer
@@ -21,8 +20,6 @@ from dledger.remoting.protocol.codes import RequestCode, ResponseCode
 from tests.unit.client.consumer.popping import PopBroker
 
 SINGLE, BATCH = RequestCode.ACK_MESSAGE, RequestCode.BATCH_ACK_MESSAGE
-
-pytestmark = pytest.mark.usefixtures("autojump_clock")
 
 
 @pytest.fixture
@@ -250,9 +247,7 @@ async def test_acks_of_a_closed_client_fail(
     assert [type(each) for each in results] == [RequestTimedOutError, ClientClosedError]
 
 
-async def test_no_ack_waits_for_others_to_come(
-    broker: PopBroker, consumer: SimpleConsumer, autojump_clock: MockClock
-) -> None:
+async def test_no_ack_waits_for_others_to_come(broker: PopBroker, consumer: SimpleConsumer) -> None:
     messages = await consumer.receive(8)
     for message in messages:
         before_s = trio.current_time()

@@ -19,8 +19,6 @@ from dledger.remoting.protocol.codes import RequestCode
 from tests.unit.client.consumer.consuming import QUEUE, committed, send
 from tests.unit.client.fake_cluster import World
 
-pytestmark = pytest.mark.usefixtures("autojump_clock")
-
 
 async def commit(consumer: PullConsumer) -> None:
     await consumer.commit_offset(QUEUE, 1)

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import trio
-from trio.testing import MockClock
 
 from dledger.client.admin.admin import Admin
 from dledger.client.admin.groups import FIRST_MS, OffsetMove
@@ -146,7 +145,7 @@ class SlowStore:
 
 
 @pytest.fixture
-def slow(autojump_clock: MockClock) -> SlowStore:
+def slow() -> SlowStore:
     return SlowStore()
 
 

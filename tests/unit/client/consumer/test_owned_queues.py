@@ -84,7 +84,7 @@ async def test_seek_outlasts_a_moved_offset_of_before(next_begin_offset: int) ->
     assert owned.messages.next_offset == 50
 
 
-async def test_no_queue_has_two_at_work_however_it_is_assigned(autojump_clock: object) -> None:
+async def test_no_queue_has_two_at_work_however_it_is_assigned() -> None:
     """Letting go takes a while; queues are taken away and given back at any moment of it."""
     rng = random.Random(914)
     queues = [MessageQueue("T", "b", number) for number in range(4)]

@@ -32,8 +32,6 @@ from dledger.remoting.protocol.outcome import Condition
 from dledger.remoting.protocol.outcome import answer as outcome_answer
 from tests.unit.client.fake_cluster import Broker, World, open_world
 
-pytestmark = pytest.mark.usefixtures("autojump_clock")
-
 QUEUE = MessageQueue("T", "g", 0)
 
 

@@ -15,8 +15,6 @@ from tests.unit.client.consumer.popping import PopBroker
 
 POP, CHANGE = RequestCode.POP_MESSAGE, RequestCode.CHANGE_MESSAGE_INVISIBLETIME
 
-pytestmark = pytest.mark.usefixtures("autojump_clock")
-
 
 @pytest.fixture
 def broker(nursery: trio.Nursery) -> PopBroker:

@@ -10,7 +10,6 @@ from types import SimpleNamespace
 
 import pytest
 import trio
-from trio.testing import MockClock
 
 from dledger.client.consumer.ack_batches import ACK_MESSAGES_MAX, ack_requests
 from dledger.client.consumer.pop_calls import PopCalls, ReceivedMessage, _messages
@@ -310,7 +309,7 @@ class FullGroups(Instance):
 
 @pytest.mark.parametrize("groups", [1, 2])
 async def test_receive_waits_where_brokers_hold_no_request(
-    nursery: trio.Nursery, groups: int, autojump_clock: MockClock
+    nursery: trio.Nursery, groups: int
 ) -> None:
     instance = FullGroups(nursery, groups)
     consumer = SimpleConsumer(instance, "g", {"T": "*"})  # type: ignore[arg-type]  # a double

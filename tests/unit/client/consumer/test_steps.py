@@ -27,8 +27,6 @@ from dledger.remoting.protocol.outcome import Condition
 from dledger.remoting.protocol.outcome import answer as outcome_answer
 from tests.unit.client.fake_cluster import World
 
-pytestmark = pytest.mark.usefixtures("autojump_clock")
-
 QUEUE = MessageQueue("T", "g", 0)
 
 

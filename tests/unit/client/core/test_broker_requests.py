@@ -25,8 +25,6 @@ from dledger.remoting.protocol.command import RemotingCommand, request
 from tests.unit.client.consumer.consuming import Heard, committed, send, settled
 from tests.unit.client.fake_cluster import World, open_world
 
-pytestmark = pytest.mark.usefixtures("autojump_clock")
-
 FIRST = PushConfig(consume_from=FROM_FIRST)
 
 

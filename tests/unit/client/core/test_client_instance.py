@@ -8,7 +8,6 @@ import msgspec
 import pytest
 import trio
 import trustme
-from trio.testing import MockClock
 
 from dledger.client.connect import connect, credentials_from, tls_from
 from dledger.client.consumer.pull_consumer import PullConsumer
@@ -27,7 +26,7 @@ from dledger.remoting.protocol.signature import Credentials
 from tests.unit.client.fake_cluster import World, open_world
 
 
-async def test_one_heartbeat_per_broker_every_30_s(autojump_clock: MockClock) -> None:
+async def test_one_heartbeat_per_broker_every_30_s() -> None:
     async with open_world() as world, world.client(instance_name="i") as client:
         group = world.groups["g"]
         async with Producer(client, "p1") as one, Producer(client, "p2") as two:
@@ -67,7 +66,7 @@ async def test_heartbeat_reaches_a_new_leader_at_once(world: World, client: Clie
         assert group.brokers[2].count(RequestCode.HEART_BEAT) > 0
 
 
-async def test_consumers_are_announced_to_followers_too(autojump_clock: MockClock) -> None:
+async def test_consumers_are_announced_to_followers_too() -> None:
     async with (
         open_world() as world,
         world.client(instance_name="i") as client,
@@ -86,7 +85,7 @@ async def test_consumers_are_announced_to_followers_too(autojump_clock: MockCloc
     assert data["messageModel"] == "CLUSTERING"
 
 
-async def test_close_unregisters_both_groups(autojump_clock: MockClock) -> None:
+async def test_close_unregisters_both_groups() -> None:
     async with open_world() as world:
         async with (
             world.client(instance_name="i") as client,

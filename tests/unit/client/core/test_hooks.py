@@ -46,8 +46,6 @@ from tests.unit.client.consumer.consuming import QUEUE, Heard, committed, send
 from tests.unit.client.fake_cluster import Group, World, open_world
 from tests.unit.client.producer.fake_transactions import FakeTransactions
 
-pytestmark = pytest.mark.usefixtures("autojump_clock")
-
 OTHER = MessageQueue("T", "g", 1)
 
 

@@ -7,7 +7,6 @@ from contextlib import asynccontextmanager
 
 import pytest
 import trio
-from trio.testing import MockClock
 
 from dledger.client.consumer.pull_consumer import PullConsumer
 from dledger.client.core.client_instance import ClientInstance
@@ -40,7 +39,7 @@ async def producer_of_a_group() -> AsyncGenerator[tuple[Group, Producer]]:
         yield world.groups["g"], producer
 
 
-async def test_search_for_a_leader_slows_to_once_a_second(autojump_clock: MockClock) -> None:
+async def test_search_for_a_leader_slows_to_once_a_second() -> None:
     """Its name was news at each search, so one followed the other without a pause."""
     async with producer_of_a_group() as (group, producer):
         await group.brokers[0].kill()
@@ -68,7 +67,7 @@ class FewRequests(list[Seen]):
         assert len(self) <= self._most, f"after {trio.current_time()} s"
 
 
-async def test_client_pauses_between_two_that_name_a_dead_leader(autojump_clock: MockClock) -> None:
+async def test_client_pauses_between_two_that_name_a_dead_leader() -> None:
     """The route names a former leader, which names the dead one, which the members name, too."""
     async with producer_of_a_group() as (group, producer):
         former, dead, _ = group.brokers
@@ -87,7 +86,7 @@ async def test_client_pauses_between_two_that_name_a_dead_leader(autojump_clock:
         assert sorted(group.bodies()) == [b"1", b"2", b"3"]
 
 
-async def test_a_leader_is_found_at_most_an_eighth_later(autojump_clock: MockClock) -> None:
+async def test_a_leader_is_found_at_most_an_eighth_later() -> None:
     for leaderless_s in (0.05, 0.2, 0.8, 3.2):
         async with producer_of_a_group() as (group, producer):
             await group.brokers[0].kill()
@@ -117,7 +116,7 @@ async def test_search_for_a_leader_sends_no_heartbeat(world: World, client: Clie
         assert group.brokers[1].count(RequestCode.HEART_BEAT) == before + 1
 
 
-async def test_former_leader_that_is_silent_ends_the_calls_to_it(autojump_clock: MockClock) -> None:
+async def test_former_leader_that_is_silent_ends_the_calls_to_it() -> None:
     async with open_world() as world, world.client() as client:
         group = world.groups["g"]
         former, leader = group.brokers[0].address, group.brokers[1].address

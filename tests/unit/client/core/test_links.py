@@ -7,7 +7,6 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 import trio
-from trio.testing import MockClock
 
 from dledger.client.core.errors import (
     BrokerRefusedError,
@@ -76,9 +75,7 @@ async def test_links_reach_the_group_past_a_false_leader(world: World) -> None:
 
 
 @pytest.mark.parametrize("rocketmq", [True, False])
-async def test_a_cluster_without_identities_is_believed(
-    autojump_clock: MockClock, rocketmq: bool
-) -> None:
+async def test_a_cluster_without_identities_is_believed(rocketmq: bool) -> None:
     async with (
         open_world(rocketmq=rocketmq) as world,
         world.client() as client,

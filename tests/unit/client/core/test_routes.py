@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 import trio
-from trio.testing import MockClock
 
 from dledger.client.core.client_instance import ClientConfig, ClientInstance
 from dledger.client.core.errors import NoNameServerError, RequestFailedError
@@ -53,7 +52,7 @@ def test_a_client_without_name_servers_is_a_configuration_error() -> None:
         )
 
 
-async def test_a_client_keeps_to_one_name_server_until_it_fails(autojump_clock: MockClock) -> None:
+async def test_a_client_keeps_to_one_name_server_until_it_fails() -> None:
     async with open_world(name_servers=3) as world, world.client() as client:
         for _ in range(5):
             await client.routes.refresh("T")
@@ -76,7 +75,7 @@ async def _address_server(world: World, answers: list[bytes], asked: list[bytes]
         await stream.aclose()
 
 
-async def test_an_address_server_is_read_again_every_120_s(autojump_clock: MockClock) -> None:
+async def test_an_address_server_is_read_again_every_120_s() -> None:
     answers = [
         b"HTTP/1.1 200 OK\r\n\r\n10.0.0.2:9876\n",
         b"HTTP/1.1 500 Oops\r\n\r\nno",
@@ -100,7 +99,7 @@ async def test_an_address_server_is_read_again_every_120_s(autojump_clock: MockC
     assert third == ("10.0.0.2:9877", "10.0.0.2:9876")
 
 
-async def test_an_address_server_that_errs_changes_nothing(autojump_clock: MockClock) -> None:
+async def test_an_address_server_that_errs_changes_nothing() -> None:
     answers = [
         b"HTTP/1.1 200 OK\r\n\r\n10.0.0.2:9876;nonsense",
         b"HTTP/1.1 200 OK\r\n\r\n<html><body>Out of order; come back later</body></html>",
@@ -119,7 +118,7 @@ async def test_an_address_server_that_errs_changes_nothing(autojump_clock: MockC
     assert len(asked) == 2
 
 
-async def test_a_name_server_that_is_none_gives_way_to_the_next(autojump_clock: MockClock) -> None:
+async def test_a_name_server_that_is_none_gives_way_to_the_next() -> None:
     async with open_world() as world:
         config = ClientConfig(name_servers=("nonsense", world.name_servers[0].address))
         for seed in range(4):
@@ -154,7 +153,7 @@ def test_an_address_server_must_be_plain_http() -> None:
         )
 
 
-async def test_route_of_a_topic_that_is_never_made_is_forgotten(autojump_clock: MockClock) -> None:
+async def test_route_of_a_topic_that_is_never_made_is_forgotten() -> None:
     async with open_world() as world, world.client() as client:
         routes = client.routes
         lasting = await routes.publish("Lasting")
@@ -176,9 +175,7 @@ async def test_route_of_a_topic_that_is_never_made_is_forgotten(autojump_clock: 
         assert world.count(RequestCode.GET_ROUTEINFO_BY_TOPIC) - asked <= 2 * 4
 
 
-async def test_borrowed_routes_are_bounded(
-    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_borrowed_routes_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dledger.client.core.routes.BORROWED_MAX", 3)
     async with open_world() as world, world.client() as client:
         for number in range(10):
@@ -187,7 +184,7 @@ async def test_borrowed_routes_are_bounded(
         assert [route is not None for route in known] == [False] * 7 + [True] * 3
 
 
-async def test_given_back_route_changes_nothing_again(autojump_clock: MockClock) -> None:
+async def test_given_back_route_changes_nothing_again() -> None:
     async with open_world() as world, world.client() as client:
         await client.routes.publish("Never")
         await trio.sleep(BORROWED_S)
@@ -198,7 +195,7 @@ async def test_given_back_route_changes_nothing_again(autojump_clock: MockClock)
         assert client.routes.version == version
 
 
-async def test_producer_forgets_topics_with_their_routes(autojump_clock: MockClock) -> None:
+async def test_producer_forgets_topics_with_their_routes() -> None:
     async with open_world() as world, world.client() as client, Producer(client, "p") as producer:
         await producer.send(Message("T", b"one"))
         await client.routes.publish("Never")

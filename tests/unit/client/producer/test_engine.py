@@ -32,8 +32,6 @@ from dledger.remoting.protocol.command import RemotingCommand, response_to
 from tests.harness.fake_nodes import fixed
 from tests.unit.client.fake_cluster import World, open_world
 
-pytestmark = pytest.mark.usefixtures("autojump_clock")
-
 QUEUE = MessageQueue("T", "g", 0)
 UNKNOWN = (1, {"outcome": "unknown", "retriable": "true"})
 BUSY = (2, {"outcome": "not_stored", "retriable": "true"})

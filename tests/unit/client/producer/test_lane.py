@@ -9,7 +9,6 @@ from typing import cast
 import pytest
 import trio
 import trio.testing
-from trio.testing import MockClock
 
 from dledger.client.core.errors import (
     BrokerBusyError,
@@ -303,7 +302,7 @@ def test_lane_opens_more_requests_only_while_much_waits() -> None:
 # ---------------------------------------------------------------------------------- deadlines
 
 
-async def test_send_of_a_hook_ends_at_its_deadline_too(autojump_clock: MockClock) -> None:
+async def test_send_of_a_hook_ends_at_its_deadline_too() -> None:
     first, second = _slot(), _slot()
 
     class Hook:

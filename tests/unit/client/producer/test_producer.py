@@ -21,8 +21,6 @@ from dledger.remoting.protocol.codes import RequestCode
 from dledger.remoting.protocol.command import SerializeType
 from tests.unit.client.fake_cluster import World, open_world
 
-pytestmark = pytest.mark.usefixtures("autojump_clock")
-
 
 async def test_send_returns_where_the_message_is() -> None:
     async with open_world() as world, world.client() as client, Producer(client, "p") as producer:

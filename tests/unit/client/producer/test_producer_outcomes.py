@@ -19,8 +19,6 @@ from dledger.remoting.protocol.command import RemotingCommand, response_to
 from tests.harness.fake_nodes import fixed
 from tests.unit.client.fake_cluster import World, open_world
 
-pytestmark = pytest.mark.usefixtures("autojump_clock")
-
 
 async def test_a_cancelled_send_does_not_disturb_the_others(
     world: World, producer: Producer

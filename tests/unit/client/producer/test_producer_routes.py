@@ -22,8 +22,6 @@ from dledger.client.producer.queue_selection import LEADER_POLL_S
 from dledger.remoting.protocol.codes import RequestCode
 from tests.unit.client.fake_cluster import World, open_world
 
-pytestmark = pytest.mark.usefixtures("autojump_clock")
-
 
 async def test_an_unknown_topic_is_sent_to_where_it_would_be_created(
     world: World, producer: Producer

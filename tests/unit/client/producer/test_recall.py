@@ -24,8 +24,6 @@ from dledger.remoting.protocol.headers import RecallHandle
 from tests.harness.fake_nodes import fixed
 from tests.unit.client.fake_cluster import World, open_world
 
-pytestmark = pytest.mark.usefixtures("autojump_clock")
-
 HANDLE = RecallHandle("T", "g", 5000, "K").encode()
 
 Answer = Callable[[RemotingCommand], Handled]

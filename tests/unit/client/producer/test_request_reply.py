@@ -38,8 +38,6 @@ from dledger.remoting.protocol.outcome import Condition, answer
 from tests.unit.client.fake_cluster import World, open_world
 from tests.unit.client.producer.fake_replies import REPLY_TOPIC, FakeReplies, push
 
-pytestmark = pytest.mark.usefixtures("autojump_clock")
-
 QUESTION = Message("T", b"what?", tags="A", keys="k", properties={"who": "me"}, flag=7)
 HEARTBEAT = RequestCode.HEART_BEAT
 REPLY = RequestCode.SEND_REPLY_MESSAGE_V2

@@ -33,8 +33,6 @@ from dledger.remoting.protocol.command import RemotingCommand, response_to
 from tests.unit.client.fake_cluster import World, open_world
 from tests.unit.client.producer.fake_transactions import POSITION, FakeTransactions
 
-pytestmark = pytest.mark.usefixtures("autojump_clock")
-
 COMMIT, ROLLBACK, UNKNOWN = (
     LocalTransactionState.COMMIT,
     LocalTransactionState.ROLLBACK,

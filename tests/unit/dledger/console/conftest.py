@@ -10,7 +10,6 @@ from typing import Any
 
 import httpx
 import pytest
-from trio.testing import MockClock
 
 from dledger.client.core.client_instance import ClientConfig, ClientInstance
 from dledger.console.app import make_app
@@ -57,7 +56,7 @@ async def visiting(
 
 
 @pytest.fixture
-async def world(autojump_clock: MockClock) -> AsyncIterator[World]:
+async def world() -> AsyncIterator[World]:
     """One NameServer, and the group "g" of three brokers that know little."""
     async with open_world() as world:
         yield world

@@ -8,7 +8,6 @@ from functools import partial
 from html import unescape
 
 import pytest
-from trio.testing import MockClock
 
 from dledger.client.core.client_instance import ClientInstance
 from dledger.client.core.message import Message
@@ -171,9 +170,7 @@ async def test_ten_thousand_topics_come_by_the_page(world: World, visitor: Visit
 
 
 @pytest.mark.parametrize("path", [address for address, _ in PAGES])
-async def test_every_page_is_there_when_nothing_answers(
-    autojump_clock: MockClock, path: str
-) -> None:
+async def test_every_page_is_there_when_nothing_answers(path: str) -> None:
     async with open_world() as world, world.client() as client, visiting(client) as visitor:
         await visitor.get("/cluster")
         await world.name_servers[0].kill()

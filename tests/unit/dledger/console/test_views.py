@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from trio.testing import MockClock
 
 from dledger.client.admin.admin import Admin, TopicConfig
 from dledger.client.admin.groups import FIRST_MS, LAST_MS
@@ -246,7 +245,7 @@ def test_refusal_of_an_account_is_known(code: int, remark: str, *, is_refused: b
     assert is_access_refusal(RequestFailedError("", code=code, remark=remark)) is is_refused
 
 
-async def test_a_member_that_answers_nonsense_ends_no_look(autojump_clock: MockClock) -> None:
+async def test_a_member_that_answers_nonsense_ends_no_look() -> None:
     async with open_world() as world:
         await _look_at_nonsense(world)
 

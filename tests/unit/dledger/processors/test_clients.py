@@ -36,8 +36,6 @@ from tests.harness.broker import Broker
 from tests.harness.fake_group import FakeConnection, FakeGroup
 from tests.harness.present import present
 
-pytestmark = pytest.mark.usefixtures("autojump_clock")
-
 
 def beat(
     broker: Broker,

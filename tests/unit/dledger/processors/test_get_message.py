@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import trio
-from trio.testing import MockClock
 
 from dledger.commitlog.properties import encode_properties
 from dledger.filters import property_filter
@@ -194,7 +193,7 @@ def test_many_new_messages_are_checked_in_turns(
     assert (connection.reply_.code, connection.reply_.ext["nextBeginOffset"]) == (20, "14")
 
 
-async def test_held_pull_reports_its_progress(group: FakeGroup, autojump_clock: MockClock) -> None:
+async def test_held_pull_reports_its_progress(group: FakeGroup) -> None:
     broker = Broker(group, VirtualClock())
     broker.make_topic("T", 4)
     put(broker, *range(10))

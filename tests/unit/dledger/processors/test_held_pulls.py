@@ -85,7 +85,7 @@ def test_a_deleted_topic_answers_its_held_pulls(filled: Broker) -> None:
 
 @pytest.fixture
 async def served(
-    request: pytest.FixtureRequest, autojump_clock: Any, tmp_path: Any, nursery: trio.Nursery
+    request: pytest.FixtureRequest, tmp_path: Any, nursery: trio.Nursery
 ) -> AsyncIterator[Broker]:
     group = FakeGroup(tmp_path, VirtualClock())
     broker = Broker(group, VirtualClock(), **getattr(request, "param", {}))

@@ -124,7 +124,7 @@ def kept(record: Record) -> int:
 
 @pytest.mark.slow
 async def test_the_longest_properties_pass_every_service(
-    autojump_clock: Any, leader: LeaderServices, nursery: trio.Nursery
+    leader: LeaderServices, nursery: trio.Nursery
 ) -> None:
     questions: list[int] = []
 

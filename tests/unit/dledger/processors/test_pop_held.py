@@ -162,7 +162,7 @@ def test_filters_of_a_decision_share_one_bound(
 
 
 async def test_notices_that_scan_take_turns_with_others(
-    group: FakeGroup, autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
+    group: FakeGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = VirtualClock()
     group.clock = clock
@@ -240,7 +240,7 @@ def test_new_group_at_the_end_of_many_queues_begins_in_steps(
 
 @pytest.mark.parametrize("is_taken", [False, True])
 async def test_held_pop_goes_on_when_nothing_could_be_stored(
-    group: FakeGroup, autojump_clock: trio.testing.MockClock, *, is_taken: bool
+    group: FakeGroup, *, is_taken: bool
 ) -> None:
     """What it passed over is not in the log, and no message arrives that would wake it."""
     clock = VirtualClock()
@@ -323,9 +323,7 @@ def test_damaged_message_is_left_out_of_an_answer(
     assert bodies(pop(popping, consumerGroup="h", order="true")) == [(b"b", 1), (b"c", 1)]
 
 
-async def test_held_pop_ends_and_wakes_by_time(
-    group: FakeGroup, autojump_clock: trio.testing.MockClock
-) -> None:
+async def test_held_pop_ends_and_wakes_by_time(group: FakeGroup) -> None:
     clock = VirtualClock()
     group.clock = clock
     broker = Broker(group, clock)
@@ -363,7 +361,7 @@ def test_closed_connection_waits_no_more(broker: Broker) -> None:
 
 
 async def test_held_pop_goes_on_when_less_is_out(
-    group: FakeGroup, autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
+    group: FakeGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Messages of another group end, and none arrives that would wake it."""
     clock = VirtualClock()
@@ -386,9 +384,7 @@ async def test_held_pop_goes_on_when_less_is_out(
     assert bodies(found) == [(b"a", 0)]
 
 
-async def test_held_in_order_wakes_for_a_later_end(
-    group: FakeGroup, autojump_clock: trio.testing.MockClock
-) -> None:
+async def test_held_in_order_wakes_for_a_later_end(group: FakeGroup) -> None:
     clock = VirtualClock()
     group.clock = clock
     broker = Broker(group, clock)

@@ -251,9 +251,7 @@ def test_reset_of_one_queue_leaves_the_others(popping: Broker) -> None:
     assert reset(popping, 0, queueId=7).code != 0
 
 
-async def test_reset_of_a_pop_group_wakes_what_is_held(
-    group: FakeGroup, autojump_clock: trio.testing.MockClock
-) -> None:
+async def test_reset_of_a_pop_group_wakes_what_is_held(group: FakeGroup) -> None:
     """Nothing is out, and consumers have no offsets that they could be asked to set."""
     clock = VirtualClock()
     group.clock = clock

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 
 import pytest
-from trio.testing import MockClock
 
 from dledger.proxy.service import MessagingService
 from tests.unit.client.fake_cluster import World, open_world
 
 
 @pytest.fixture
-async def world(autojump_clock: MockClock) -> AsyncIterator[World]:
+async def world() -> AsyncIterator[World]:
     async with open_world() as world:
         yield world
 

@@ -8,7 +8,6 @@ from typing import Any, cast
 import pytest
 import trio
 import trio.testing
-from trio.testing import MockClock
 
 from dledger.client.core.broker_requests import Question
 from dledger.client.core.message_ext import MessageExt
@@ -300,7 +299,7 @@ def question(topic: str) -> Question:
 @pytest.mark.parametrize("named", [PLAIN, INSIDE, WHOLE], ids=["plain", "inside", "whole"])
 @pytest.mark.parametrize("is_listed", [True, False], ids=["settings", "sent"])
 async def test_check_back_names_topic_as_its_client_does(
-    autojump_clock: MockClock, named: pb.Resource, is_listed: bool
+    named: pb.Resource, is_listed: bool
 ) -> None:
     # A client that has a namespace puts it before the name it gets, and ends the transaction so.
     topics = [named] if is_listed else []
@@ -319,9 +318,7 @@ async def test_check_back_names_topic_as_its_client_does(
 
 
 @pytest.mark.parametrize("group", ["", "shop"], ids=["plain", "inside"])
-async def test_operators_name_topic_as_its_client_does(
-    autojump_clock: MockClock, group: str
-) -> None:
+async def test_operators_name_topic_as_its_client_does(group: str) -> None:
     table = ClientTable()
     subscription = pb.Subscription(group=pb.Resource(resource_namespace=group, name="clerks"))
     settings = pb.Settings(client_type=pb.PUSH_CONSUMER, subscription=subscription)
@@ -346,7 +343,7 @@ def made() -> tuple[Operators, ClientTable]:
     return Operators(table, TrioClock(), Random(1)), table
 
 
-async def test_answer_belongs_to_its_nonce(autojump_clock: trio.testing.MockClock) -> None:
+async def test_answer_belongs_to_its_nonce() -> None:
     operators, _ = made()
     stack = pb.TelemetryCommand(thread_stack_trace=pb.ThreadStackTrace(thread_stack_trace="main"))
 
@@ -357,16 +354,14 @@ async def test_answer_belongs_to_its_nonce(autojump_clock: trio.testing.MockCloc
     assert await operators.ask(Stream(answer, 1, Client("a", 0)), ask_for_stack) == stack
 
 
-async def test_silent_client_is_waited_for_briefly(autojump_clock: trio.testing.MockClock) -> None:
+async def test_silent_client_is_waited_for_briefly() -> None:
     operators, _ = made()
     began_s = trio.current_time()
     assert await operators.ask(Stream(lambda _: None, 1, Client("a", 0)), ask_for_stack) is None
     assert trio.current_time() - began_s == operators_module.ANSWER_S
 
 
-async def test_number_of_questions_is_bounded(
-    autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_number_of_questions_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(operators_module, "QUESTIONS_MAX", 1)
     operators, _ = made()
     pushed: list[pb.TelemetryCommand] = []
@@ -378,7 +373,7 @@ async def test_number_of_questions_is_bounded(
     assert len(pushed) == 1
 
 
-async def test_group_reports_each_of_its_clients(autojump_clock: trio.testing.MockClock) -> None:
+async def test_group_reports_each_of_its_clients() -> None:
     operators, table = made()
     for name in ("a", "b"):
         table.heard(name, 0, group="workers")

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from trio.testing import MockClock
 
 from dledger.client.core import errors
 from dledger.client.core.errors import (
@@ -156,7 +155,7 @@ async def test_dead_letter_refused_at_once_is_none(world: World, service: Messag
     assert world.count(RequestCode.ACK_MESSAGE) == 0
 
 
-async def test_half_message_without_a_place_is_unknown(autojump_clock: MockClock) -> None:
+async def test_half_message_without_a_place_is_unknown() -> None:
     def nameless(asked: RemotingCommand) -> RemotingCommand:
         return response_to(asked, 0, None, {"msgId": "?", "queueId": "0", "queueOffset": "5"})
 

@@ -7,7 +7,6 @@ from typing import cast
 
 import pytest
 import trio
-from trio.testing import MockClock
 
 from dledger.aio.guest import Guest
 from dledger.client.core.route import MessageQueue
@@ -101,7 +100,7 @@ def test_number_of_renewals_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [add(table, offset) for offset in range(3)] == [True, True, False]
 
 
-async def test_silent_broker_holds_up_no_renewal_of_another(autojump_clock: MockClock) -> None:
+async def test_silent_broker_holds_up_no_renewal_of_another() -> None:
     renewed_s: list[float] = []
 
     def renew(asked: RemotingCommand) -> RemotingCommand:

@@ -6,7 +6,6 @@ from typing import Any, cast
 
 import pytest
 import trio
-from trio.testing import MockClock
 
 from dledger.client.consumer.pop_calls import PopCalls
 from dledger.client.consumer.subscriptions import SubscriptionExpression
@@ -179,9 +178,7 @@ def ack_of(*receipts: str) -> pb.AckMessageRequest:
     return pb.AckMessageRequest(topic=TOPIC, group=GROUP, entries=entries)
 
 
-async def test_acks_of_many_calls_share_a_request(
-    autojump_clock: MockClock, nursery: trio.Nursery
-) -> None:
+async def test_acks_of_many_calls_share_a_request(nursery: trio.Nursery) -> None:
     broker = PopBroker(nursery, messages=8)
     receives, answers = receives_of(broker), {}
     receipts = await handles(broker, 8)
@@ -200,9 +197,7 @@ async def test_acks_of_many_calls_share_a_request(
     assert [entry.status.code for entry in again.entries] == [pb.INVALID_RECEIPT_HANDLE] * 2
 
 
-async def test_lines_of_many_groups_are_bounded(
-    autojump_clock: MockClock, nursery: trio.Nursery
-) -> None:
+async def test_lines_of_many_groups_are_bounded(nursery: trio.Nursery) -> None:
     receives = receives_of(PopBroker(nursery))
     for number in range(3 * LINES_MAX):
         receives._lines_of(f"group {number}")

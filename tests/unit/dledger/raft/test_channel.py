@@ -16,8 +16,6 @@ from dledger.raft.peers import PeerState
 from dledger.raft.wire import Kind, PeerFrame, PeerFrameDecoder
 from tests.harness.raft_cluster import Cluster
 
-pytestmark = pytest.mark.usefixtures("autojump_clock")
-
 
 class Part:
     """The sending side of a stream that takes a number of bytes at once."""

@@ -13,7 +13,6 @@ import cbor2
 import pytest
 import structlog.testing
 import trio
-from trio.testing import MockClock
 
 from dledger.commitlog.disk import OsDisk
 from dledger.commitlog.errors import (
@@ -36,9 +35,6 @@ from dledger.raft.wire import (
 from dledger.testing.crash_disk import CrashDisk
 from tests.harness.groups import Groups, running_groups
 from tests.unit.dledger.raft.test_recover import lose_all_but_one
-
-pytestmark = pytest.mark.usefixtures("autojump_clock")
-
 
 SECRET = b"0123456789abcdef"
 DIALLER = {"name": "n1", "nonce": b"a" * 16}
@@ -91,7 +87,7 @@ def test_a_short_secret_is_refused_and_none_is_shown() -> None:
 
 
 @pytest.fixture
-def groups(tmp_path: Path, nursery: trio.Nursery, autojump_clock: MockClock) -> Groups:
+def groups(tmp_path: Path, nursery: trio.Nursery) -> Groups:
     return Groups(tmp_path, nursery)
 
 

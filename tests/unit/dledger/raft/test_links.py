@@ -35,8 +35,6 @@ from tests.harness.groups import Groups, running_groups
 from tests.harness.guard_proofs import proves
 from tests.harness.raft_cluster import Cluster, batch
 
-pytestmark = pytest.mark.usefixtures("autojump_clock")
-
 
 def links_of(cluster: Cluster, name: str) -> Links:
     return Links(

@@ -22,8 +22,6 @@ from dledger.raft.recover import REPAIRED_TERM_STEP, Recovery
 from tests.harness.groups import Groups, running_groups
 from tests.harness.raft_cluster import batch
 
-pytestmark = pytest.mark.usefixtures("autojump_clock")
-
 
 def bodies(groups: Groups, name: str) -> list[bytes]:
     group = groups.replicas[name].group

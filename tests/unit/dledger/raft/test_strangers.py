@@ -6,15 +6,12 @@ from pathlib import Path
 
 import pytest
 import trio
-from trio.testing import MockClock
 
 from dledger.commitlog.entry import seal_entry
 from dledger.raft.wire import Kind
 from tests.harness.groups import Groups
 from tests.harness.raft_cluster import batch
 from tests.harness.stranger import Stranger, frame, hello
-
-pytestmark = pytest.mark.usefixtures("autojump_clock")
 
 HOST = "127.0.0.1"
 ADDRESSES = {"n0": (HOST, 40911), "n1": (HOST, 40912), "n2": (HOST, 40913)}
@@ -31,7 +28,7 @@ IMPOSSIBLE = [
 
 
 @pytest.fixture
-async def groups(tmp_path: Path, nursery: trio.Nursery, autojump_clock: MockClock) -> Groups:
+async def groups(tmp_path: Path, nursery: trio.Nursery) -> Groups:
     groups = Groups(tmp_path, nursery)
     for name in groups.names:
         await groups.start(name)

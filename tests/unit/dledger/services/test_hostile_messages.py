@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import trio
@@ -55,7 +54,7 @@ ODD = [
 
 @pytest.mark.slow
 async def test_odd_properties_are_rolled_and_delivered_as_they_are(
-    autojump_clock: Any, leader: LeaderServices, nursery: trio.Nursery
+    leader: LeaderServices, nursery: trio.Nursery
 ) -> None:
     for given, fill in ODD:
         leader.store(TIMER_TOPIC, timed(leader, 2.5 * DAY_S, given, fill=fill), given[:20])
@@ -73,7 +72,7 @@ async def test_odd_properties_are_rolled_and_delivered_as_they_are(
 
 
 async def test_odd_properties_pass_a_delay_level(
-    autojump_clock: Any, leader: LeaderServices, nursery: trio.Nursery
+    leader: LeaderServices, nursery: trio.Nursery
 ) -> None:
     for given, fill in ODD:
         properties = with_real_destination(given, "T", 0)
@@ -116,11 +115,7 @@ def was_set_aside(leader: LeaderServices, service: str, reason: str, body: bytes
 
 @pytest.mark.parametrize(("properties", "reason"), NO_WAY)
 async def test_a_level_sets_aside_what_goes_nowhere(
-    autojump_clock: Any,
-    leader: LeaderServices,
-    nursery: trio.Nursery,
-    properties: bytes,
-    reason: str,
+    leader: LeaderServices, nursery: trio.Nursery, properties: bytes, reason: str
 ) -> None:
     at = leader.store(SCHEDULE_TOPIC, b"UNIQ_KEY\x01K\x02" + properties, b"hostile")
     leader.store(SCHEDULE_TOPIC, with_real_destination(b"", "T", 0), b"next")
@@ -136,11 +131,7 @@ async def test_a_level_sets_aside_what_goes_nowhere(
 
 @pytest.mark.parametrize(("properties", "reason"), NO_WAY)
 async def test_the_timer_sets_aside_what_goes_nowhere(
-    autojump_clock: Any,
-    leader: LeaderServices,
-    nursery: trio.Nursery,
-    properties: bytes,
-    reason: str,
+    leader: LeaderServices, nursery: trio.Nursery, properties: bytes, reason: str
 ) -> None:
     due = b"TIMER_OUT_MS\x01%d\x02" % (leader.clock.wall_ms() + 1000)
     leader.store(TIMER_TOPIC, properties + due, b"hostile")
@@ -154,11 +145,7 @@ async def test_the_timer_sets_aside_what_goes_nowhere(
 
 @pytest.mark.parametrize(("properties", "reason"), NO_WAY)
 async def test_unroutable_half_message_is_set_aside(
-    autojump_clock: Any,
-    leader: LeaderServices,
-    nursery: trio.Nursery,
-    properties: bytes,
-    reason: str,
+    leader: LeaderServices, nursery: trio.Nursery, properties: bytes, reason: str
 ) -> None:
     leader.store(HALF_TOPIC, b"PGROUP\x01p\x02" + properties, b"hostile")
     assert len(leader.group.state.transactions.open) == 1
@@ -184,7 +171,7 @@ def waiting(leader: LeaderServices, topic: str, body: bytes) -> int:
 
 @pytest.mark.parametrize(("topic", "service"), WAYS)
 async def test_a_damaged_message_waits_for_the_copy_of_another_member(
-    autojump_clock: Any, leader: LeaderServices, nursery: trio.Nursery, topic: str, service: str
+    leader: LeaderServices, nursery: trio.Nursery, topic: str, service: str
 ) -> None:
     at = waiting(leader, topic, b"damaged")
     flip_bit(leader.root, at + BODY_AT)
@@ -203,7 +190,7 @@ async def test_a_damaged_message_waits_for_the_copy_of_another_member(
 
 @pytest.mark.parametrize(("topic", "service"), WAYS)
 async def test_the_only_member_sets_aside_what_stays_damaged(
-    autojump_clock: Any, leader: LeaderServices, nursery: trio.Nursery, topic: str, service: str
+    leader: LeaderServices, nursery: trio.Nursery, topic: str, service: str
 ) -> None:
     leader.group.has_other_members = False
     at = waiting(leader, topic, b"damaged")
@@ -223,7 +210,7 @@ async def test_the_only_member_sets_aside_what_stays_damaged(
 
 
 async def test_what_waits_goes_into_a_queue_the_topic_has(
-    autojump_clock: Any, leader: LeaderServices, nursery: trio.Nursery
+    leader: LeaderServices, nursery: trio.Nursery
 ) -> None:
     due = due_ms(leader.clock.wall_ms() + 2000)
     leader.store(SCHEDULE_TOPIC, with_real_destination(b"", "T", 3), b"level")
@@ -236,11 +223,7 @@ async def test_what_waits_goes_into_a_queue_the_topic_has(
 
 @pytest.mark.parametrize(("topic", "service"), WAYS)
 async def test_lost_place_of_an_entry_sets_no_message_aside(
-    autojump_clock: Any,
-    leader: LeaderServices,
-    monkeypatch: pytest.MonkeyPatch,
-    topic: str,
-    service: str,
+    leader: LeaderServices, monkeypatch: pytest.MonkeyPatch, topic: str, service: str
 ) -> None:
     """Another member has it; this one stops and makes its index of entries again."""
     waiting(leader, topic, b"whole")
@@ -256,10 +239,7 @@ async def test_lost_place_of_an_entry_sets_no_message_aside(
 
 
 async def test_only_member_notes_what_has_lost_its_place(
-    autojump_clock: Any,
-    leader: LeaderServices,
-    monkeypatch: pytest.MonkeyPatch,
-    nursery: trio.Nursery,
+    leader: LeaderServices, monkeypatch: pytest.MonkeyPatch, nursery: trio.Nursery
 ) -> None:
     """No member could repair it: the node would stop again and again."""
     leader.group.has_other_members = False

@@ -52,7 +52,7 @@ def remake_group(world: LeaderServices) -> None:
 
 
 @pytest.fixture
-async def world(tmp_path: Path, autojump_clock: trio.testing.MockClock) -> LeaderServices:
+async def world(tmp_path: Path) -> LeaderServices:
     world = LeaderServices(tmp_path)
     world.broker.make_group("g")
     return world

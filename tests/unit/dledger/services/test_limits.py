@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import structlog.testing
 import trio
@@ -23,7 +21,7 @@ SEND = {
 }  # fmt: skip
 
 
-async def test_disk_is_full_from_the_warning_level_on(autojump_clock: Any) -> None:
+async def test_disk_is_full_from_the_warning_level_on() -> None:
     used = 0.5
     space = DiskSpace(lambda: used, StoreTable())
     async with trio.open_nursery() as nursery:

@@ -17,7 +17,7 @@ from dledger.testing.doubles import VirtualClock
 from tests.harness.fake_group import FakeGroup
 
 
-async def test_commits_are_flushed_every_second(autojump_clock: Any, tmp_path: Path) -> None:
+async def test_commits_are_flushed_every_second(tmp_path: Path) -> None:
     group = FakeGroup(tmp_path, VirtualClock())
     offsets = OffsetCommits(group, VirtualClock())
     async with trio.open_nursery() as nursery:

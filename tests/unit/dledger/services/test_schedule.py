@@ -21,8 +21,6 @@ from dledger.state.state_record import DelayProgressChange, state_batch
 from tests.harness.broker import LEVELS_MS
 from tests.harness.leader_services import ServedGroup
 
-pytestmark = pytest.mark.usefixtures("autojump_clock")
-
 
 class World(ServedGroup):
     """A group with its schedule service on virtual time."""

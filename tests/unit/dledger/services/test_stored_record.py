@@ -108,7 +108,6 @@ PATHS: list[Any] = [
     ],
 )
 async def test_no_valid_checksum_covers_a_rotten_body(
-    autojump_clock: Any,
     leader: LeaderServices,
     nursery: trio.Nursery,
     store: Callable[[LeaderServices], int],
@@ -152,7 +151,7 @@ class _Client:
 
 
 async def test_a_rotten_destination_is_damage_too(
-    autojump_clock: Any, leader: LeaderServices, nursery: trio.Nursery
+    leader: LeaderServices, nursery: trio.Nursery
 ) -> None:
     position = scheduled(leader)
     flip_bit(leader.root, position + BODY_OFFSET + len(BODY) + 1 + len(SCHEDULE_TOPIC) + 2 + 11)

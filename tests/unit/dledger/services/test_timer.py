@@ -24,9 +24,6 @@ from dledger.services.timer import HOUR_MS, TimerIndex, TimerMessageService
 from dledger.state.state_record import TimersChange, state_batch
 from tests.harness.leader_services import ServedGroup
 
-pytestmark = pytest.mark.usefixtures("autojump_clock")
-
-
 DAY_S = 24 * 3600
 
 

@@ -29,8 +29,6 @@ from tests.harness.fake_group import BROKER, FakeConnection
 from tests.harness.half_messages import COMMIT, PROPERTIES, ROLLBACK, begin, end, records
 from tests.harness.leader_services import ServedGroup
 
-pytestmark = pytest.mark.usefixtures("autojump_clock")
-
 GIVEN_UP = TransactionDecision.GIVEN_UP
 
 

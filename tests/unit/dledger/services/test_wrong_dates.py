@@ -32,8 +32,6 @@ from tests.harness.broker import LEVELS_MS
 from tests.harness.fake_group import batch_of
 from tests.harness.groups import SEGMENT_BYTES, Groups, Replica, running_groups
 
-pytestmark = pytest.mark.usefixtures("autojump_clock")
-
 YEARS_MS = 2 * 365 * 24 * HOUR_MS
 ENTRY_BYTES_MAX = 1 << 20
 DELAY_S = LEVELS_MS[1] / 1000

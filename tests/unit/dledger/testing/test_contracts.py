@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import trio
-from trio.testing import MockClock
 
 from dledger.commitlog.disk import OsDisk
 from dledger.commitlog.seams import Disk
@@ -80,16 +79,17 @@ def test_check_disk_names_the_broken_rule() -> None:
         check_disk(KeepsOldNames(), "/folder")
 
 
+@pytest.mark.real_time
 async def test_check_network_tcp() -> None:
     await check_network(TcpNetwork())
 
 
-async def test_check_network_memory(autojump_clock: MockClock) -> None:
+async def test_check_network_memory() -> None:
     await check_network(MemoryNetwork())
     await check_network(MemoryNetwork(latency_s=0.0005))
 
 
-async def test_check_network_parted(autojump_clock: MockClock) -> None:
+async def test_check_network_parted() -> None:
     partition, network = Partition(), MemoryNetwork()
     one, other = (PartedNetwork(name, partition, network) for name in ("n0", "n1"))
     await check_network(one, other)
@@ -126,9 +126,7 @@ def test_check_executor_simulated(kind: str, delay_s: float) -> None:
 
 
 @pytest.mark.parametrize("clock", [VirtualClock(), ManualClock()])
-async def test_check_broker_group_fake(
-    tmp_path: Path, autojump_clock: MockClock, clock: ManualClock | VirtualClock
-) -> None:
+async def test_check_broker_group_fake(tmp_path: Path, clock: ManualClock | VirtualClock) -> None:
     group = FakeGroup(tmp_path, clock)
 
     async def settle() -> None:
@@ -141,12 +139,12 @@ async def test_check_broker_group_fake(
     group.close()
 
 
-async def test_check_broker_group_of_one(tmp_path: Path, autojump_clock: MockClock) -> None:
+async def test_check_broker_group_of_one(tmp_path: Path) -> None:
     async with running_groups(tmp_path, 1) as groups:
         await check_broker_group((await groups.leader()).group)
 
 
-async def test_check_broker_group_of_three(tmp_path: Path, autojump_clock: MockClock) -> None:
+async def test_check_broker_group_of_three(tmp_path: Path) -> None:
     async with running_groups(tmp_path) as groups:
         leader = await groups.leader()
 
@@ -159,7 +157,7 @@ async def test_check_broker_group_of_three(tmp_path: Path, autojump_clock: MockC
         await check_broker_group(leader.group, end_leadership=end_leadership)
 
 
-async def test_parted_network_breaks_connections_begun_before(autojump_clock: MockClock) -> None:
+async def test_parted_network_breaks_connections_begun_before() -> None:
     """The partition comes while a connection is made, and before its listener was known."""
     partition, network = Partition(), MemoryNetwork(latency_s=0.1)
     one, other = (PartedNetwork(name, partition, network) for name in ("n0", "n1"))

@@ -7,7 +7,6 @@ from typing import Any, cast
 
 import pytest
 import trio
-from trio.testing import MockClock
 
 from dledger.client.core.errors import BrokerUnreachableError
 from dledger.client.core.route import MessageQueue
@@ -96,7 +95,7 @@ async def test_a_client_calls_the_next_connected_proxy() -> None:
     assert await calls.connected(2, CALL_TIMEOUT_S) == 3
 
 
-async def test_nothing_is_called_without_a_proxy(autojump_clock: MockClock) -> None:
+async def test_nothing_is_called_without_a_proxy() -> None:
     links = [FakeLink(is_connected=False), FakeLink(is_connected=False)]
     begin_s = trio.current_time()
     with pytest.raises(BrokerUnreachableError, match="no proxy is connected within 8 s") as caught:
@@ -106,7 +105,7 @@ async def test_nothing_is_called_without_a_proxy(autojump_clock: MockClock) -> N
     assert all(link.attempts > 10 for link in links)
 
 
-async def test_a_client_waits_for_a_proxy_to_return(autojump_clock: MockClock) -> None:
+async def test_a_client_waits_for_a_proxy_to_return() -> None:
     links = [FakeLink(is_connected=False), FakeLink(is_connected=False, comes_back=True)]
     assert await calls_of(links).connected(0, CALL_TIMEOUT_S) == 1
     assert links[1].attempts == 2

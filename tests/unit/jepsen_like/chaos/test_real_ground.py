@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import trio
-from trio.testing import MockClock, wait_all_tasks_blocked
+from trio.testing import wait_all_tasks_blocked
 
 from dledger.jepsen_like.chaos.cluster import CLIENTS, lay_out
 from dledger.jepsen_like.chaos.machines import RealMachine, RealMember
@@ -255,7 +255,7 @@ async def done_to_proxies(folder: Path, step: Step, workload: Workload) -> tuple
 THROUGH_TWO = Workload(delayed_per_mille=0, proxies=2)
 
 
-async def test_killed_proxies_start_again(tmp_path: Path, autojump_clock: MockClock) -> None:
+async def test_killed_proxies_start_again(tmp_path: Path) -> None:
     one, acts = await done_to_proxies(tmp_path, Step(0, Kind.PROXY_KILL, "3", 50), THROUGH_TWO)
     assert (one.node, acts) == ("proxy1", ["kill proxy1", "start proxy1 127.0.0.1"])
     every, acts = await done_to_proxies(tmp_path, Step(0, Kind.PROXY_KILL, "all", 50), THROUGH_TWO)
@@ -268,7 +268,7 @@ async def test_killed_proxies_start_again(tmp_path: Path, autojump_clock: MockCl
     ]
 
 
-async def test_paused_proxies_go_on(tmp_path: Path, autojump_clock: MockClock) -> None:
+async def test_paused_proxies_go_on(tmp_path: Path) -> None:
     one, acts = await done_to_proxies(tmp_path, Step(0, Kind.PROXY_PAUSE, "0", 50), THROUGH_TWO)
     assert (one.node, acts) == ("proxy0", ["pause proxy0", "resume proxy0"])
 

@@ -10,6 +10,8 @@ import trio
 
 from dledger.jepsen_like.report.serve import listen, runs_of
 
+pytestmark = pytest.mark.real_time
+
 
 @pytest.fixture
 def store(tmp_path: Path) -> Path:

@@ -72,7 +72,7 @@ async def _opened(instance: str, group: str) -> Any:
 
 @pytest.mark.parametrize("seed", range(20))
 async def test_what_one_has_in_hand_its_double_leaves_to_it(
-    seed: int, monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+    seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(consumers, "PullConsumer", _opened)
     clients: Any = Clients(seed)

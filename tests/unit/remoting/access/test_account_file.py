@@ -32,9 +32,6 @@ from dledger.remoting.machine import TrioClock
 from dledger.remoting.protocol.signature import Credentials
 from dledger.testing.doubles import InlineExecutor
 
-pytestmark = pytest.mark.usefixtures("autojump_clock")
-
-
 PUB, SUB, DENY = Permission.PUB, Permission.SUB, Permission.DENY
 
 TOML = """\

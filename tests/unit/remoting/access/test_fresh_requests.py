@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -157,7 +156,6 @@ async def test_no_answer_about_signatures_means_nothing_was_sent(
     client: RemotingClient,
     nursery: trio.Nursery,
     memory_network: Any,
-    autojump_clock: Callable[[], float],
 ) -> None:
     table = ProcessorTable()
     limiter = Limiter("test", 10)
