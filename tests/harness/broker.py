@@ -19,9 +19,10 @@ from dledger.remoting.protocol.command import RemotingCommand, request
 from dledger.services.pending_configs import KnownGroups
 from dledger.settings.parts import BrokerSettings, ReadLimits
 from dledger.settings.tables import BrokerTable, StoreTable
-from dledger.state.state_record import TopicsChange, state_batch
+from dledger.state.state_record import TopicsChange
 from dledger.state.topics import TopicConfig
-from dledger.testing.doubles import InlineExecutor, ManualClock, VirtualClock
+from dledger.testing.doubles import InlineExecutor
+from tests.harness.beside import beside
 from tests.harness.fake_group import BROKER, CLUSTER, LEADER, STORE_HOST, FakeConnection, FakeGroup
 
 LEVELS_MS = tuple(
@@ -64,11 +65,9 @@ def _table(kind: type[T], defaults: dict[str, Any], settings: dict[str, Any]) ->
 class Broker:
     """Calls handlers the way a connection does, without the connection."""
 
-    def __init__(
-        self, group: FakeGroup, clock: ManualClock | VirtualClock, **settings: Any
-    ) -> None:
+    def __init__(self, group: FakeGroup, **settings: Any) -> None:
         self.group = group
-        self.clock = clock
+        self.clock = group.clock
         self.executor = InlineExecutor()
         names = {"cluster_name": CLUSTER, "broker_name": BROKER, "max_message_size": 4096}
         broker = _table(BrokerTable, names, settings)
@@ -81,7 +80,7 @@ class Broker:
             bulk_pull_limits=ReadLimits(1000, 100_000),
             **{"max_held_pulls": 10, **settings},
         )
-        self.seams = ProcessorSeams(clock, random.Random(1), self.executor, pid=7)
+        self.seams = ProcessorSeams(self.clock, random.Random(1), self.executor, pid=7)
         self.processors = BrokerProcessors(group, self.settings, self.seams)
         self.connection = FakeConnection()
 
@@ -139,14 +138,10 @@ class Broker:
             await trio.testing.wait_all_tasks_blocked()
             (event or self.group.settle)()
 
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(settle)
-            answered = await handled
-            nursery.cancel_scope.cancel()
-        return answered
+        async with beside(settle):
+            return await handled
 
     def make_topic(self, topic: str = "T", queues: int = 4, perm: int = 6) -> None:
         """Create a topic past the processors."""
         config = TopicConfig(topic, queues, queues, perm)
-        self.group.propose(state_batch(TopicsChange(put=(config,))), lambda _: None)
-        self.group.settle()
+        self.group.store(TopicsChange(put=(config,)))

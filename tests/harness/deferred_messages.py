@@ -85,7 +85,7 @@ class Deferred:
 
     def restart(self) -> None:
         """Begin with new processors and services, as a node does that starts."""
-        self.broker = Broker(self.group, self.clock, timer_max_delay_sec=3600)
+        self.broker = Broker(self.group, timer_max_delay_sec=3600)
         processors = self.broker.processors
         self.register()
         topics = processors.topics

@@ -39,7 +39,8 @@ from dledger.proposals import PendingCommits, PendingQueueOffsets
 from dledger.remoting.protocol.command import RemotingCommand
 from dledger.remoting.protocol.frame import FrameDecoder, encode_command
 from dledger.state.apply import Applied, apply_entry
-from dledger.state.state_record import with_hosts
+from dledger.state.state_record import state_batch, with_hosts
+from dledger.state.table import StateChange
 from dledger.state.tables import StateTables
 from dledger.state.topics import builtin_groups, builtin_topics
 from dledger.testing.doubles import ManualClock, VirtualClock
@@ -328,6 +329,11 @@ class FakeGroup:
         self.leadership = Term(self.term)
         self.leader_address = LEADER
         self._offsets = PendingQueueOffsets(self.state)
+
+    def store(self, *changes: StateChange) -> None:
+        """Let changes of the state be in the log and applied, in one entry."""
+        self.propose(state_batch(*changes), lambda _: None)
+        self.settle()
 
     def put(self, topic: str, queue_id: int, *bodies: bytes, properties: bytes = b"") -> None:
         """Store messages at once, whatever processors would say."""

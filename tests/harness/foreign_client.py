@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import trio
 
+from tests.harness.beside import beside
 from tests.harness.shipped_files import ROOT
 
 TOOLS = ROOT / ".venv" / "interop"
@@ -199,8 +200,7 @@ async def foreign_client(
         )
     client = ForeignClient(script, process)
     try:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(client._read)
+        async with beside(client._read):
             if wait_ready:
                 await client.until(lambda lines: {"ready": True} in lines, ANSWER_TIMEOUT_S)
             yield client
@@ -208,7 +208,6 @@ async def foreign_client(
             await process.stdin.aclose()
             with trio.move_on_after(END_TIMEOUT_S):
                 await process.wait()
-            nursery.cancel_scope.cancel()
     finally:
         if process.poll() is None:
             process.kill()

@@ -79,8 +79,7 @@ class Groups:
         return ReplicaStore(
             self.disks[name],
             StoreTable(
-                path_root_dir=str(self.root / name),
-                mapped_file_size_commit_log=SEGMENT_BYTES,
+                path_root_dir=str(self.root / name), mapped_file_size_commit_log=SEGMENT_BYTES
             ),
             StateTables,
         )

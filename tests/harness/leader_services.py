@@ -108,7 +108,7 @@ class LeaderServices(ServedGroup):
         super().__init__(root)
         self.root = root
         limits = {"timer_max_delay_sec": 3 * DAY_S, "max_message_size": 1 << 16}
-        self.broker = Broker(self.group, self.clock, **limits, **settings)
+        self.broker = Broker(self.group, **limits, **settings)
         self.broker.make_topic("T", 1)
         processors = self.broker.processors
         self.services = (

@@ -2,7 +2,5 @@
 
 from __future__ import annotations
 
-SMALL_FILES: dict[str, object] = {
-    "store.mapped_file_size_commit_log": 16 << 20,
-}
+SMALL_FILES: dict[str, object] = {"store.mapped_file_size_commit_log": 16 << 20}
 """Three brokers share one disk, and a test has few messages."""

@@ -18,11 +18,12 @@ from dledger.remoting.protocol.pop_requests import (
     decode_start_offsets,
 )
 from dledger.services.pop_decision import Found, Receive
-from dledger.state.state_record import SubscriptionGroupsChange, state_batch
+from dledger.state.state_record import SubscriptionGroupsChange
 from dledger.state.topics import SubscriptionGroupConfig
 from dledger.testing.doubles import ManualClock
 from tests.harness.broker import Broker
 from tests.harness.fake_group import BROKER, FakeGroup
+from tests.harness.present import present
 
 INVISIBLE_MS = 30_000
 
@@ -60,6 +61,10 @@ def hold(broker: Broker, code: int = RequestCode.POP_MESSAGE, **changes: Any) ->
 def answer_of(broker: Broker, command: RemotingCommand) -> RemotingCommand | None:
     found = [answer for asked, answer in broker.connection.replies if asked is command]
     return found[0] if found else None
+
+
+def answered(broker: Broker, command: RemotingCommand) -> RemotingCommand:
+    return present(answer_of(broker, command))
 
 
 def bodies(response: RemotingCommand) -> list[tuple[bytes, int]]:
@@ -137,8 +142,7 @@ def pass_ms(broker: Broker, ms: int) -> None:
 
 def retries(group: FakeGroup, times: int) -> None:
     config = SubscriptionGroupConfig("g", retry_max_times=times)
-    group.propose(state_batch(SubscriptionGroupsChange((config,))), lambda _: None)
-    group.settle()
+    group.store(SubscriptionGroupsChange((config,)))
 
 
 def place_of(units: Any) -> tuple[int, int]:

@@ -12,7 +12,7 @@ import trio
 from dledger.registration import Registration
 from dledger.settings.parts import BrokerSettings
 from dledger.settings.tables import BrokerTable, ClientTable
-from dledger.state.state_record import TopicsChange, state_batch
+from dledger.state.state_record import TopicsChange
 from dledger.testing.doubles import VirtualClock
 from tests.harness.fake_group import BROKER, CLUSTER, LEADER, FakeGroup
 
@@ -62,6 +62,5 @@ class RegisteringBroker:
 
     async def change(self, **changes: Any) -> None:
         """Change topics as `TopicsChange` has it, and let the NameServers have the news."""
-        self.group.propose(state_batch(TopicsChange(**changes)), lambda _: None)
-        self.group.settle()
+        self.group.store(TopicsChange(**changes))
         await trio.sleep(0.1)

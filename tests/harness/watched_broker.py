@@ -11,7 +11,7 @@ from dledger.remoting.processor_table import ProcessorTable
 from dledger.remoting.server import RemotingServer
 from dledger.remoting.tcp import TcpNetwork
 from dledger.services.throughput import Traffic
-from dledger.state.state_record import ConsumerOffsetsChange, state_batch
+from dledger.state.state_record import ConsumerOffsetsChange
 from tests.harness import pulls
 from tests.harness.broker import Broker
 from tests.harness.metrics_page import MetricsPage
@@ -78,5 +78,4 @@ def pull(broker: Broker, topic: str, group: str, queue_id: int = 0, offset: int 
 
 
 def commit(broker: Broker, *offsets: tuple[str, str, int, int]) -> None:
-    broker.group.propose(state_batch(ConsumerOffsetsChange.of(offsets)), lambda _: None)
-    broker.group.settle()
+    broker.group.store(ConsumerOffsetsChange.of(offsets))

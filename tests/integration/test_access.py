@@ -34,6 +34,7 @@ from tests.harness.eventually import logged, look_until
 from tests.harness.local_settings import SMALL_FILES
 from tests.harness.module_cluster import running
 from tests.harness.operator_cluster import OPERATOR, SERVICE, plain_acl
+from tests.harness.present import present
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("access")]
 
@@ -89,8 +90,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
             "raft.tls_ca_file": files["ca"],
         },
     )
-    path = cluster.namesrv.config_path
-    assert path is not None
+    path = present(cluster.namesrv.config_path)
     lines = "".join(
         f"{name.partition('.')[2]} = {str(value).lower() if value is True else repr(value)}\n"
         for name, value in {**tls, **acl}.items()
@@ -187,8 +187,7 @@ async def test_a_change_of_the_account_file_counts_within_seconds(guarded: Guard
                         raise
                     return None
 
-            sent = await look_until(send, lambda result: result is not None)
-            assert sent is not None
+            sent = present(await look_until(send, lambda result: result is not None))
             assert sent.queue_offset == 0
             put(guarded.accounts, "[[[ half a file")
             for node in guarded.cluster.nodes:
@@ -230,8 +229,7 @@ async def test_the_vip_channel_sends_and_does_not_pull(guarded: Guarded) -> None
 
 
 async def test_peer_port_answers_a_stranger_nothing(guarded: Guarded) -> None:
-    path = guarded.cluster.brokers["n0"].config_path
-    assert path is not None
+    path = present(guarded.cluster.brokers["n0"].config_path)
     peers = path.read_text().partition('peers = "')[2].partition('"')[0].split(";")
     for peer in peers:
         host, _, port = peer.partition("-")[2].rpartition(":")
@@ -277,8 +275,7 @@ async def certificate_at(address: str, tls: ssl.SSLContext) -> bytes:
 
 
 def peer_addresses(cluster: LocalCluster) -> list[str]:
-    path = cluster.brokers["n0"].config_path
-    assert path is not None
+    path = present(cluster.brokers["n0"].config_path)
     peers = tomllib.loads(path.read_text())["raft"]["peers"]
     return [peer.partition("-")[2] for peer in peers.split(";")]
 

@@ -123,9 +123,7 @@ async def test_attack_of_a_group_that_claims_a_topic_takes_no_send(cluster: Loca
     assert not thief.seen["taken"], thief.seen
 
 
-async def test_attack_with_an_uncarriable_body_costs_no_neighbour(
-    cluster: LocalCluster,
-) -> None:
+async def test_attack_with_an_uncarriable_body_costs_no_neighbour(cluster: LocalCluster) -> None:
     leader = cluster.brokers[await cluster.wait_leader()]
     await create(cluster, "Mixed")
     commands = [

@@ -19,12 +19,11 @@ from dledger.log_report import verify_store
 from tests.harness.eventually import all_statuses, eventually
 from tests.harness.load import loaded, missing_in, stored
 from tests.harness.module_cluster import running
+from tests.harness.present import present
 
 pytestmark = pytest.mark.slow
 
-SETTINGS: dict[str, object] = {
-    "store.mapped_file_size_commit_log": 1 << 20,
-}
+SETTINGS: dict[str, object] = {"store.mapped_file_size_commit_log": 1 << 20}
 SENDERS = 8
 BODY_BYTES = 512
 
@@ -61,9 +60,7 @@ async def answers(cluster: LocalCluster, name: str) -> bool:
 
 
 def folder_of(cluster: LocalCluster, name: str) -> Path:
-    store = cluster.brokers[name].store_path
-    assert store is not None
-    return store
+    return present(cluster.brokers[name].store_path)
 
 
 async def applied_by_all(cluster: LocalCluster) -> int:
@@ -93,8 +90,7 @@ def test_backup_under_load_becomes_a_group_with_all_of_it(tmp_path: Path) -> Non
         for name in ("n1", "n2"):
             await second.start(name)
             await eventually(f"{name} answers", partial(answers, second, name))
-            config_path = second.brokers[name].config_path
-            assert config_path is not None
+            config_path = present(second.brokers[name].config_path)
             peers = tomllib.loads(config_path.read_text())["raft"]["peers"]
             peer = dict(peer.split("-", 1) for peer in peers.split(";"))[name]
             await add(name, peer, wait=True, namesrv=second.namesrv_address)

@@ -25,9 +25,7 @@ from tests.harness.stored_messages import bodies_at
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("bad-folder")]
 
-SETTINGS: dict[str, object] = {
-    "store.mapped_file_size_commit_log": 1 << 20,
-}
+SETTINGS: dict[str, object] = {"store.mapped_file_size_commit_log": 1 << 20}
 BODIES = [b"%d" % number for number in range(50)]
 
 

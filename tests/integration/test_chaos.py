@@ -87,7 +87,7 @@ def test_chaos_run_is_valid_and_its_folder_is_complete(tmp_path: Path) -> None:
     page = (folder / "report.html").read_text()
     assert "nothing lost, nothing doubled" in page
     assert {path.name for path in (folder / "pictures").glob("*.png")} >= {
-        *("latency.png", "rate.png", "leader.png", "availability.png"),
+        *("latency.png", "rate.png", "leader.png", "availability.png")
     }
     code, again = chaos(store, "check", "one")
     assert (code, again["verdict"]) == (0, "valid")

@@ -31,6 +31,7 @@ from dledger.jepsen_like.nemesis.ground import FaultError
 from dledger.log_report import verify_store
 from tests.harness.broken_disks import is_traced, needs_strace
 from tests.harness.cluster_questions import create_topic
+from tests.harness.present import present
 from tests.harness.stored_messages import bodies_at
 
 SETTINGS: dict[str, object] = {
@@ -49,8 +50,7 @@ async def test_a_broker_whose_flush_fails_stops_without_acknowledging(tmp_path: 
     async with local_cluster(tmp_path, brokers=1, settings=SETTINGS) as cluster:
         await create_topic([cluster.namesrv_address], "t", queues=1)
         node = cluster.brokers["n0"]
-        pid = node.pid
-        assert pid is not None
+        pid = present(node.pid)
         failed = -1
 
         async def fail() -> None:
@@ -104,8 +104,7 @@ def stopped_broker(tmp_path_factory: pytest.TempPathFactory) -> Path:
             ):
                 for number in range(40):
                     await producer.send(Message("t", b"%d" % number, keys=f"k{number}"))
-            store = cluster.brokers["n0"].store_path
-            assert store is not None
+            store = present(cluster.brokers["n0"].store_path)
             with pytest.raises(FaultError, match="stop its broker first"):
                 wipe(store)
         return store
@@ -153,8 +152,7 @@ def test_chaos_sees_a_flipped_bit_a_torn_tail_and_a_wipe(paths: StorePaths) -> N
         assert verify_store(root).problems != [], part
         segment.write_bytes(sound)
     for filling in Filling:
-        damage = tear_tail(root, random.Random(4), 100, filling)
-        assert damage is not None
+        damage = present(tear_tail(root, random.Random(4), 100, filling))
         assert (damage.path, damage.offset) == (str(segment), written - 100)
         torn = segment.read_bytes()
         assert torn[: written - 100] == sound[: written - 100]

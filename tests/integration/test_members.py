@@ -18,6 +18,7 @@ from tests.harness.eventually import all_statuses, eventually
 from tests.harness.load import loaded
 from tests.harness.local_settings import SMALL_FILES
 from tests.harness.module_cluster import running
+from tests.harness.present import present
 
 pytestmark = pytest.mark.slow
 
@@ -38,8 +39,7 @@ def logs_are_equal(cluster: LocalCluster, statuses: dict[str, dict[str, object]]
     last = min(int(str(status["last_index"])) for status in statuses.values())
     chains = set()
     for name in statuses:
-        store = cluster.brokers[name].store_path
-        assert store is not None
+        store = present(cluster.brokers[name].store_path)
         folder = open_folder(store)
         entries = follow(folder, folder.anchor.first_index - 1, folder.anchor.position)
         chains |= {entry.header.chain for entry in entries if entry.header.index == last}
@@ -58,8 +58,7 @@ async def wait_answers(node: Node) -> None:
 def newcomer(cluster: LocalCluster, like: str, name: str, folder: str) -> tuple[Node, str]:
     """Return a broker configured like *like* under its own name, ports and folder, not started."""
     client_port, peer_port = free_ports(2)
-    model = cluster.brokers[like].config_path
-    assert model is not None
+    model = present(cluster.brokers[like].config_path)
     tables = tomllib.loads(model.read_text())
     others = [p for p in tables["raft"]["peers"].split(";") if not p.startswith(f"{name}-")]
     tables["raft"]["peers"] = ";".join([*others, f"{name}-127.0.0.1:{peer_port}"])

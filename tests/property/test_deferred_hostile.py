@@ -16,6 +16,7 @@ import trio
 
 from dledger.commitlog.damage import check_entries
 from dledger.services import schedule, stored_record, timer, transaction_check
+from tests.harness.beside import beside
 from tests.harness.deferred_messages import Deferred
 from tests.harness.extent import EXTENT
 
@@ -43,15 +44,12 @@ async def play(folder: Path, seed: int, rounds: int, patch: pytest.MonkeyPatch) 
 
     patch.setattr(stored_record, "check_entries", check)
     try:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(world.serve)
-            nursery.start_soon(world.pump)
+        async with beside(world.serve, world.pump):
             for _ in range(rounds):
                 for _ in range(rng.choice([15, 60, 150])):
                     world.step()
                     await trio.sleep(rng.choice([0, 0, 0.001, 0.03, 0.3, 1.5]))
                 await world.quiet()
-            nursery.cancel_scope.cancel()
     finally:
         world.group.close()
     return world

@@ -38,6 +38,7 @@ from dledger.raft.wire import (
     encode_head,
 )
 from dledger.testing.crash_disk import CrashDisk
+from tests.harness.present import present
 from tests.harness.raft_cluster import Cluster
 
 KINDS: Final = tuple(FIELDS)
@@ -233,8 +234,7 @@ def in_state(root: Path, state: str, seed: int) -> tuple[Cluster, RaftNode]:
     cluster.append("n0", b"kept")
     cluster.run()
     cluster.heartbeat("n0")
-    members = leader.roster.members
-    assert members is not None
+    members = present(leader.roster.members)
     match state:
         case "leader":
             return cluster, leader
@@ -251,8 +251,7 @@ def in_state(root: Path, state: str, seed: int) -> tuple[Cluster, RaftNode]:
             cluster.run()
             return cluster, node
         case "removed":
-            voter = members.voter("n2")
-            assert voter is not None
+            voter = present(members.voter("n2"))
             leader.changes.change(members.without(voter))
             leader.settle()
             cluster.run()

@@ -78,7 +78,7 @@ async def answered(handled: Awaitable[object]) -> object:
 def test_any_request_is_answered(requests: list[tuple[int, dict[str, Any], bytes]]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         group = FakeGroup(Path(folder), ManualClock())
-        broker = Broker(group, group.clock)
+        broker = Broker(group)
         broker.make_topic("T")
         group.put("T", 0, b"x", b"y")
         for code, ext, body in requests:

@@ -146,12 +146,11 @@ def changed(message: Any, rng: random.Random) -> Any:
 
 def answer_all(world: World) -> None:
     """Let brokers do what is asked, in some way."""
-    group = world.groups["g"]
-    PopGroup(group)
+    PopGroup(world.group)
     for number in range(3):
         record = encode_record(topic="T", queue_id=0, body=b"%d" % number, properties=b"")
-        group.store("T", 0, decode_record(record))
-    group.on(RequestCode.RECALL_MESSAGE, response_to)
+        world.group.store("T", 0, decode_record(record))
+    world.group.on(RequestCode.RECALL_MESSAGE, response_to)
 
 
 async def call(handlers: _Handlers, name: str, rng: random.Random) -> None:

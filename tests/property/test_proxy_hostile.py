@@ -264,7 +264,7 @@ class Weather:
         return self.rng.choice(list(Fault))
 
     async def blow(self) -> None:
-        group = self.world.groups["g"]
+        group = self.world.group
         while True:
             self.worst = self.rng.choice([0.0, 0.1, 0.5, 1.0])
             self.pops.late_s = self.rng.choice([0.1, 2.5, 6.0])
@@ -287,9 +287,8 @@ async def hostile_run(seed: int) -> None:
     rng = random.Random(seed)
     is_calm = seed % 3 == 0
     async with open_world() as world, trio.open_nursery() as background:
-        group = world.groups["g"]
-        group.names_stale = rng.random() < 0.5
-        pops = PopGroup(group, retries=100_000)
+        world.group.names_stale = rng.random() < 0.5
+        pops = PopGroup(world.group, retries=100_000)
         service = MessagingService(world.client(), ("127.0.0.1", 8081))
         async with service.open():
             guest = cast(Guest, TrioGuest(background))
@@ -314,7 +313,7 @@ async def hostile_run(seed: int) -> None:
 async def quiet(clients: Clients, weather: Weather) -> None:
     """Let all faults and all clients end; nothing is held then."""
     weather.worst = 0.0
-    group, service = weather.world.groups["g"], clients.handlers._service
+    group, service = weather.world.group, clients.handlers._service
     if group.leader is None:
         group.elect(0)
     weather.pops.move()
@@ -352,8 +351,7 @@ async def drain(clients: Clients, pops: PopGroup) -> None:
 
 def judge(world: World, ledger: Ledger, pops: PopGroup) -> None:
     """Compare what was stated with what is there."""
-    group = world.groups["g"]
-    stored = Counter(group.bodies())
+    stored = Counter(world.group.bodies())
     for body, code in ledger.sends.items():
         if code == pb.OK:
             assert stored[body] >= 1, f"{body!r} is stored, it was stated, and it is not"
@@ -361,7 +359,7 @@ def judge(world: World, ledger: Ledger, pops: PopGroup) -> None:
             assert stored[body] == 0, f"{body!r} is not stored, it was stated ({code}), and it is"
     everything = {
         (queue_id, offset)
-        for (topic, queue_id), records in group.queues.items()
+        for (topic, queue_id), records in world.group.queues.items()
         if topic == "T"
         for offset in range(len(records))
     }
@@ -376,11 +374,11 @@ def judge(world: World, ledger: Ledger, pops: PopGroup) -> None:
         if done is not None:
             codes = {code for wanted, code in calls if wanted == done}
             assert codes & {pb.OK, *UNKNOWN}, f"{place} is decided, and each call states {codes}"
-    letters = Counter(group.bodies("%DLQ%clerks"))
+    letters = Counter(world.group.bodies("%DLQ%clerks"))
     stated: dict[bytes, set[int]] = {}
     for key in everything:
         # A send whose answer was lost is repeated: one body may stand at two places.
-        body = bytes(decode_record(group.queue("T", key[0])[key[1]]).body)
+        body = bytes(decode_record(world.group.queue("T", key[0])[key[1]]).body)
         stated.setdefault(body, set()).update(ledger.forwarded.get(key, {}).values())
     for body, codes in stated.items():
         assert pb.OK not in codes or letters[body]

@@ -35,10 +35,7 @@ from tests.harness.replica_folders import settings as small
 
 ROOT = "/n0"
 PATHS = StorePaths(ROOT)
-SETTINGS = replace(
-    small(Path(ROOT)),
-    mapped_file_size_consume_queue=8 * UNIT_BYTES,
-)
+SETTINGS = replace(small(Path(ROOT)), mapped_file_size_consume_queue=8 * UNIT_BYTES)
 INDEX_UNITS = 16
 STEPS = 60
 NEVER = 1 << 30

@@ -74,7 +74,7 @@ def mutated(body: bytes, changes: list[tuple[str, int, int]]) -> bytes:
 def test_mutated_batches_are_refused_or_stored(attempts: list[tuple[Any, Any]]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         group = FakeGroup(Path(folder), ManualClock())
-        broker = Broker(group, group.clock)
+        broker = Broker(group)
         broker.make_topic("T")
         for changes, runs in attempts:
             connection = FakeConnection()

@@ -38,7 +38,7 @@ def test_a_plan_whose_guarantees_are_kept_is_valid(played: Played) -> None:
     assert played.violations == ()
     assert played.is_valid, played.verdict.reason
     assert {verdict.checker for verdict in played.verdicts} >= {
-        *("queue_log", "delayed", "replicas", "total_queue"),
+        *("queue_log", "delayed", "replicas", "total_queue")
     }
     assert played.operations["send_ok"] > 20
     assert played.faults["kill"] == played.faults["power_cut"] == played.faults["isolate"] == 1

@@ -29,9 +29,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.slow
 
-SETTINGS: dict[str, object] = {
-    "store.mapped_file_size_commit_log": 1 << 20,
-}
+SETTINGS: dict[str, object] = {"store.mapped_file_size_commit_log": 1 << 20}
 QUEUES = 3
 SENT = 600
 

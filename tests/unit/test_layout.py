@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.harness.present import present
 from tests.harness.shipped_files import ROOT
 
 PACKAGES = ("commitlog", "remoting", "client", "namesrv", "dledger", "jepsen_like", "spark_jobs")
@@ -43,8 +44,7 @@ def project() -> dict[str, Any]:
 
 
 def name_of(requirement: str) -> str:
-    match = re.match(r"[A-Za-z0-9._-]+", requirement)
-    assert match is not None
+    match = present(re.match(r"[A-Za-z0-9._-]+", requirement))
     return normal(match.group())
 
 
@@ -95,8 +95,7 @@ def test_the_top_level_has_its_packages_and_no_other() -> None:
 @pytest.mark.parametrize("package", PACKAGES)
 def test_a_package_is_loaded_from_this_repository(package: str) -> None:
     name = package if package == "dledger" else f"dledger.{package}"
-    place = importlib.import_module(name).__file__
-    assert place is not None
+    place = present(importlib.import_module(name).__file__)
     assert Path(place).resolve() == ROOT / package / "__init__.py"
 
 

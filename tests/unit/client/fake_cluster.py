@@ -573,6 +573,11 @@ class World(NodeWorld):
     groups: dict[str, Group] = field(default_factory=dict)
     seed: int = 1
 
+    @property
+    def group(self) -> Group:
+        """The group that each world has."""
+        return self.groups["g"]
+
     def client(self, **settings: object) -> ClientInstance:
         """Return a client that knows the NameServers; not open yet."""
         config = ClientConfig(

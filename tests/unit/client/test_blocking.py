@@ -78,10 +78,10 @@ def test_a_thread_sends_pulls_and_administers() -> None:
 @asynccontextmanager
 async def _client_with_dead_letters() -> AsyncIterator[ClientInstance]:
     async with open_world() as world:
-        world.groups["g"].topics["%RETRY%billing"] = 1
+        world.group.topics["%RETRY%billing"] = 1
         for body in (b"1", b"2", b"3"):
             record = encode_record(topic="%DLQ%billing", queue_id=0, body=body, properties=b"")
-            world.groups["g"].store("%DLQ%billing", 0, decode_record(record))
+            world.group.store("%DLQ%billing", 0, decode_record(record))
         async with world.client() as client:
             yield client
 
@@ -231,7 +231,7 @@ def test_a_thread_does_its_local_part_itself() -> None:
     @asynccontextmanager
     async def with_transactions() -> AsyncIterator[ClientInstance]:
         async with open_world() as world, world.client() as client:
-            ended.append(FakeTransactions(world.groups["g"]))
+            ended.append(FakeTransactions(world.group))
             yield client
 
     def local(half: HalfMessage) -> LocalTransactionState:
@@ -260,7 +260,7 @@ def test_a_thread_of_its_own_answers_questions() -> None:
     @asynccontextmanager
     async def with_transactions() -> AsyncIterator[ClientInstance]:
         async with open_world() as world, world.client() as client:
-            ended.append(FakeTransactions(world.groups["g"]))
+            ended.append(FakeTransactions(world.group))
             yield client
 
     def check(_: MessageExt) -> LocalTransactionState:
@@ -295,7 +295,7 @@ def test_a_thread_asks_and_another_one_replies() -> None:
     @asynccontextmanager
     async def make() -> AsyncIterator[ClientInstance]:
         async with open_world() as world, world.client() as instance:
-            replies = FakeReplies(world.groups["g"])
+            replies = FakeReplies(world.group)
 
             def sent(command: RemotingCommand) -> Handled:
                 replies._sent(command)
@@ -303,7 +303,7 @@ def test_a_thread_asks_and_another_one_replies() -> None:
                     asked.put(replies.requests.pop())
                 return None
 
-            world.groups["g"].brokers[0].intercept = sent
+            world.group.brokers[0].intercept = sent
             yield instance
 
     with BlockingClient(make_instance=make) as client:

@@ -35,6 +35,7 @@ from dledger.commitlog.record import decode_record
 from dledger.remoting.machine import ThreadExecutor
 from dledger.remoting.protocol.codes import ResponseCode
 from tests.harness.fake_nodes import fixed
+from tests.harness.present import present
 from tests.unit.client.consumer.consuming import QUEUE, Heard
 from tests.unit.client.fake_cluster import World
 
@@ -61,8 +62,7 @@ class Collected:
 
     def points(self) -> dict[str, list[Any]]:
         """Return the data points of each metric."""
-        data = self.reader.get_metrics_data()
-        assert data is not None
+        data = present(self.reader.get_metrics_data())
         return {
             metric.name: list(metric.data.data_points)
             for resource in data.resource_metrics
@@ -89,8 +89,7 @@ def collected() -> Iterator[Collected]:
 
 
 def ids(span: ReadableSpan) -> tuple[int, int]:
-    context = span.get_span_context()
-    assert context is not None
+    context = present(span.get_span_context())
     return context.trace_id, context.span_id
 
 
@@ -117,7 +116,7 @@ async def test_send_and_consumption_are_one_trace(
     assert (sent.kind, processed.kind) == (SpanKind.PRODUCER, SpanKind.CONSUMER)
     assert inner == [ids(processed)[1]]
     assert trace.get_current_span() is trace.INVALID_SPAN
-    host, port = (world.groups["g"].leader or "").split(":")
+    host, port = (world.group.leader or "").split(":")
     assert dict(sent.attributes or {}) == {
         "messaging.system": "rocketmq",
         "messaging.operation.name": "send",
@@ -148,7 +147,7 @@ async def test_context_travels_in_property_traceparent(
         alone = await producer.send_to(QUEUE, Message("T", b"y", delay_level=1))
         await producer.send_oneway(Message("T", b"z"), queue=QUEUE)
     assert message.properties == {"own": "1"}
-    first = decode_record(world.groups["g"].queue("T", QUEUE.queue_id)[0]).property_map
+    first = decode_record(world.group.queue("T", QUEUE.queue_id)[0]).property_map
     trace_id, span_id = ids(collected.spans()[0])
     version, *found, flags = first["traceparent"].split("-")
     assert (version, *found) == ("00", f"{trace_id:032x}", f"{span_id:016x}")
@@ -156,7 +155,7 @@ async def test_context_travels_in_property_traceparent(
     assert first["own"] == "1"
     assert first["UNIQ_KEY"] == result.message_id != alone.message_id
     assert len({ids(span) for span in collected.spans("send T")}) == 3
-    records = [decode_record(each) for each in world.groups["g"].queue("T", QUEUE.queue_id)]
+    records = [decode_record(each) for each in world.group.queue("T", QUEUE.queue_id)]
     assert sorted(int(each.property_map["traceparent"].split("-")[2], 16) for each in records) == (
         sorted(ids(span)[1] for span in collected.spans("send T"))
     )
@@ -172,7 +171,7 @@ async def test_context_of_the_program_is_kept(
     given = f"00-{7:032x}-{9:016x}-01"
     async with collected.producer(client) as producer:
         await producer.send_to(QUEUE, Message("T", b"x", properties={"traceparent": given}))
-    stored = decode_record(world.groups["g"].queue("T", QUEUE.queue_id)[0])
+    stored = decode_record(world.group.queue("T", QUEUE.queue_id)[0])
     assert stored.property_map["traceparent"] == given
     (span,) = collected.spans()
     assert span.parent is not None
@@ -184,7 +183,7 @@ async def test_each_message_of_a_batch_has_its_span(
 ) -> None:
     async with collected.producer(client) as producer:
         sent = await producer.send_batch([Message("T", b"%d" % n) for n in range(3)], queue=QUEUE)
-    stored = [decode_record(raw) for raw in world.groups["g"].queue("T", QUEUE.queue_id)]
+    stored = [decode_record(raw) for raw in world.group.queue("T", QUEUE.queue_id)]
     parents = [record.property_map["traceparent"].split("-")[2] for record in stored]
     spans = collected.spans("send T")
     assert parents == [f"{ids(span)[1]:016x}" for span in spans]
@@ -203,7 +202,7 @@ async def test_each_message_of_a_batch_has_its_span(
 async def test_failed_send_states_its_outcome(
     world: World, client: ClientInstance, collected: Collected
 ) -> None:
-    world.groups["g"].intercept(fixed(ResponseCode.NO_PERMISSION, "not allowed"))
+    world.group.intercept(fixed(ResponseCode.NO_PERMISSION, "not allowed"))
     async with collected.producer(client) as producer:
         with pytest.raises(BrokerRefusedError):
             await producer.send(Message("T", b"x"))
@@ -321,5 +320,5 @@ async def test_hook_without_provider_adds_nothing(world: World, client: ClientIn
     config = ProducerConfig(send_message_hooks=(OpenTelemetryHook(),))
     async with Producer(client, "p", config) as producer:
         await producer.send_to(QUEUE, Message("T", b"x"))
-    stored = decode_record(world.groups["g"].queue("T", QUEUE.queue_id)[0])
+    stored = decode_record(world.group.queue("T", QUEUE.queue_id)[0])
     assert stored.property_map.keys() == {"UNIQ_KEY"}

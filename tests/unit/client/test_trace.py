@@ -147,7 +147,7 @@ def steps(group: Group, topic: str = TRACE_TOPIC) -> list[TraceContext]:
 
 async def test_a_stored_message_is_traced_under_its_id_and_keys() -> None:
     async with open_world() as world, world.client() as client:
-        group = world.groups["g"]
+        group = world.group
         group.topics[TRACE_TOPIC] = 1
         async with Producer(client, "p", TRACED) as producer:
             result = await producer.send(Message("T", b"body", tags="A", keys=("k1", "k2")))
@@ -168,15 +168,14 @@ async def test_a_stored_message_is_traced_under_its_id_and_keys() -> None:
 
 async def test_every_message_of_a_batch_is_found_and_steps_go_together() -> None:
     async with open_world() as world, world.client() as client:
-        group = world.groups["g"]
-        group.topics["MY_TRACES"] = 1
+        world.group.topics["MY_TRACES"] = 1
         config = ProducerConfig(enable_msg_trace=True, trace_topic="MY_TRACES")
         async with Producer(client, "p", config) as producer:
             batch = await producer.send_batch([Message("T", b"%d" % i) for i in range(3)])
             await producer.send_oneway(Message("T", b"not traced: the outcome is unknown"))
             await producer.send(Message("MY_TRACES", b"not traced: a trace itself"))
-        found = steps(group, "MY_TRACES")
-        (message,) = (m for m in traces(group, "MY_TRACES") if m.keys)
+        found = steps(world.group, "MY_TRACES")
+        (message,) = (m for m in traces(world.group, "MY_TRACES") if m.keys)
     assert [step.beans[0].msg_id for step in found] == [r.message_id for r in batch]
     assert message.keys.split() == [r.message_id for r in batch]
 
@@ -185,13 +184,12 @@ async def test_consumption_is_traced_before_and_after() -> None:
     heard = Heard()
     config = PushConfig(consume_from=FROM_FIRST, enable_msg_trace=True)
     async with open_world() as world, world.client() as client, Producer(client, "p") as producer:
-        group = world.groups["g"]
-        group.topics[TRACE_TOPIC] = 1
+        world.group.topics[TRACE_TOPIC] = 1
         await send(producer, 1)
         async with PushConsumer(client, "c", heard, {"T": "*"}, config):
             await heard.wait_for(1)
             await trio.sleep(0.3)
-        before, after = steps(group)
+        before, after = steps(world.group)
     (message,) = heard.messages
     assert (before.trace_type, after.trace_type) == (TraceType.SUB_BEFORE, TraceType.SUB_AFTER)
     assert before.request_id == after.request_id != ""
@@ -203,8 +201,7 @@ async def test_consumption_is_traced_before_and_after() -> None:
 
 async def test_polls_are_traced() -> None:
     async with open_world() as world, world.client() as client, Producer(client, "p") as producer:
-        group = world.groups["g"]
-        group.topics[TRACE_TOPIC] = 1
+        world.group.topics[TRACE_TOPIC] = 1
         await send(producer, 2, queues=1)
         async with LitePullConsumer(
             client, "c", consume_from=FROM_FIRST, enable_msg_trace=True
@@ -212,7 +209,7 @@ async def test_polls_are_traced() -> None:
             consumer.subscribe("T")
             assert len(await consumer.poll()) == 2
             await consumer.commit()
-        kinds = [step.trace_type.value for step in steps(group)]
+        kinds = [step.trace_type.value for step in steps(world.group)]
     assert kinds == ["SubBefore", "SubBefore", "SubAfter", "SubAfter"]
 
 
@@ -225,13 +222,12 @@ async def test_half_messages_and_decisions_are_traced() -> None:
         return LocalTransactionState.COMMIT
 
     async with open_world() as world, world.client() as client:
-        group = world.groups["g"]
-        group.topics[TRACE_TOPIC] = 1
-        FakeTransactions(group)
+        world.group.topics[TRACE_TOPIC] = 1
+        FakeTransactions(world.group)
         config = TransactionProducerConfig(TRACED)
         async with TransactionProducer(client, "pg", unasked, config) as producer:
             result = await producer.send_in_transaction(Message("T", b"x", keys="k"), commit)
-        half, end = steps(group)
+        half, end = steps(world.group)
     assert (half.trace_type, half.beans[0].msg_type) == (TraceType.PUB, 1)
     (bean,) = end.beans
     assert (end.trace_type, bean.msg_type, bean.transaction_state) == (
@@ -250,9 +246,8 @@ async def test_dispatcher_with_hanging_topic_delays_no_send(
         topics = {run[0] for run in asked.ext.get("runs", [])}
         return DEFERRED if TRACE_TOPIC in topics else None
 
-    group = world.groups["g"]
-    group.topics[TRACE_TOPIC] = 1
-    group.intercept(hang)
+    world.group.topics[TRACE_TOPIC] = 1
+    world.group.intercept(hang)
     async with Producer(client, "p", TRACED) as producer:
         began = trio.current_time()
         for number in range(50):
@@ -262,11 +257,11 @@ async def test_dispatcher_with_hanging_topic_delays_no_send(
         assert producer.trace.counters.dropped == 40
         await trio.sleep(20)
         assert producer.trace.counters.failed == 10
-    assert traces(group) == []
+    assert traces(world.group) == []
 
 
 async def test_without_a_trace_topic_sends_go_on(world: World, client: ClientInstance) -> None:
-    world.groups["g"].topics.pop("TBW102", None)
+    world.group.topics.pop("TBW102", None)
     async with Producer(client, "p", TRACED) as producer:
         assert (await producer.send(Message("T", b"x"))).message_id
         await trio.sleep(10)
@@ -276,8 +271,7 @@ async def test_without_a_trace_topic_sends_go_on(world: World, client: ClientIns
 
 async def test_many_steps_leave_in_messages_of_bounded_size() -> None:
     async with open_world() as world, world.client() as client:
-        group = world.groups["g"]
-        group.topics[TRACE_TOPIC] = 1
+        world.group.topics[TRACE_TOPIC] = 1
         async with Producer(client, "p", TRACED) as producer:
             assert producer.trace is not None
             for number in range(WAITING_TRACES_MAX):
@@ -286,9 +280,9 @@ async def test_many_steps_leave_in_messages_of_bounded_size() -> None:
                 assert producer.trace.append(TraceContext(TraceType.PUB, 1, (bean,)))
             await trio.sleep(5)
             assert producer.trace.counters.sent == WAITING_TRACES_MAX
-        found = [list(decode(m.body_bytes.decode())) for m in traces(group)]
+        found = [list(decode(m.body_bytes.decode())) for m in traces(world.group)]
     assert sum(map(len, found)) == WAITING_TRACES_MAX
     assert max(map(len, found)) == TRACE_BATCH_MAX
-    assert max(len(m.keys) for m in traces(group)) <= trace_dispatcher.TRACE_KEYS_BYTES
+    assert max(len(m.keys) for m in traces(world.group)) <= trace_dispatcher.TRACE_KEYS_BYTES
     ids = [step.beans[0].msg_id for message in found for step in message]
     assert set(ids) == {f"ID{number}" for number in range(WAITING_TRACES_MAX)}

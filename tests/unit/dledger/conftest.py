@@ -26,8 +26,8 @@ def group(tmp_path: Path, clock: ManualClock) -> Iterator[FakeGroup]:
 
 
 @pytest.fixture
-def broker(group: FakeGroup, clock: ManualClock) -> Broker:
-    return Broker(group, clock)
+def broker(group: FakeGroup) -> Broker:
+    return Broker(group)
 
 
 @pytest.fixture

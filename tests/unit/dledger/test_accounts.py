@@ -20,7 +20,6 @@ from dledger.remoting.errors import AccessRefusedError
 from dledger.remoting.protocol.command import RemotingCommand, request, response_to
 from dledger.remoting.protocol.signature import ACCESS_KEY, Credentials
 from dledger.state.accounts import AccessChange, AccountConfig, PolicyConfig
-from dledger.state.state_record import state_batch
 from dledger.testing.doubles import ManualClock
 from tests.harness.fake_group import FakeGroup
 
@@ -35,8 +34,7 @@ RULES = {
 
 def put(group: FakeGroup, *accounts: AccountConfig, white: str | None = None, rm: str = "") -> None:
     delete = (rm,) if rm else ()
-    group.propose(state_batch(AccessChange(accounts, delete, white)), lambda _: None)
-    group.settle()
+    group.store(AccessChange(accounts, delete, white))
 
 
 @pytest.fixture

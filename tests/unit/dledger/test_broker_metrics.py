@@ -28,7 +28,7 @@ from dledger.remoting.protocol.bodies import (
 )
 from dledger.remoting.protocol.codes import RequestCode
 from dledger.remoting.protocol.topic_names import HALF_TOPIC
-from dledger.state.state_record import TopicsChange, state_batch
+from dledger.state.state_record import TopicsChange
 from dledger.state.topics import TopicConfig
 from dledger.testing.doubles import ManualClock
 from dledger.topic_metrics import message_type
@@ -48,8 +48,7 @@ def beat(broker: Broker, client_id: str, connection: FakeConnection, **more: Any
 
 def declare_type(broker: Broker, topic: str, declared: str) -> None:
     config = TopicConfig(topic, 1, 1, attributes={TYPE_ATTRIBUTE: declared} if declared else {})
-    broker.group.propose(state_batch(TopicsChange((config,))), lambda _: None)
-    broker.group.settle()
+    broker.group.store(TopicsChange((config,)))
 
 
 def test_what_comes_in_is_counted_by_topic(watched: Watched) -> None:

@@ -418,7 +418,7 @@ def test_a_member_is_shown_with_what_it_may_do() -> None:
         {"broker": "a", "address": "h:9", "role": "unreachable"},
     ]
     assert [shown["standing"] for shown in raft_rows(says)] == [
-        *("voter", "learner", "no member", None),
+        *("voter", "learner", "no member", None)
     ]
 
 

@@ -21,12 +21,7 @@ from dledger.remoting.connection import Connection
 from dledger.remoting.handling import DEFERRED, Handled, Limiter
 from dledger.remoting.processor_table import ProcessorTable
 from dledger.remoting.protocol.codes import RequestCode
-from dledger.remoting.protocol.command import (
-    RemotingCommand,
-    SerializeType,
-    request,
-    response_to,
-)
+from dledger.remoting.protocol.command import RemotingCommand, SerializeType, request, response_to
 from dledger.remoting.protocol.outcome import Condition, answer, answer_error
 from dledger.remoting.server import RemotingServer
 from dledger.testing.doubles import MemoryNetwork, VirtualClock

@@ -18,8 +18,7 @@ from dledger.remoting.protocol.codes import RequestCode
 from dledger.remoting.protocol.command import FLAG_RESPONSE, RemotingCommand
 from dledger.remoting.protocol.frame import FrameDecoder, encode_command
 from dledger.services.pending_configs import KnownGroups
-from dledger.state.state_record import ConsumerOffsetsChange, state_batch
-from dledger.testing.doubles import ManualClock
+from dledger.state.state_record import ConsumerOffsetsChange
 from tests.harness.broker import Broker
 from tests.harness.fake_group import FakeConnection, FakeGroup
 from tests.harness.shipped_files import ROOT
@@ -29,16 +28,14 @@ GOLDEN: list[dict[str, Any]] = json.loads(FILE.read_text())
 
 
 @pytest.fixture
-def lived_in(group: FakeGroup, clock: ManualClock) -> Broker:
+def lived_in(group: FakeGroup) -> Broker:
     """A broker with a topic, three messages, a consumer group that has read one, and its client."""
-    broker = Broker(group, clock)
+    broker = Broker(group)
     broker.make_topic("T", 2)
     for number in range(3):
         properties = b"TAGS\x01A\x02KEYS\x01k%d\x02UNIQ_KEY\x01%032X\x02" % (number, number)
         group.put("T", 0, b"m%d" % number, properties=properties)
-    offsets = ConsumerOffsetsChange.of((("g", "T", 0, 1), ("g", "T", 1, 0)))
-    group.propose(state_batch(offsets), lambda _: None)
-    group.settle()
+    group.store(ConsumerOffsetsChange.of((("g", "T", 0, 1), ("g", "T", 1, 0))))
     subscription = SubscriptionData(topic="T", sub_string="*", sub_version=1)
     heartbeat = HeartbeatData(
         client_id="c1", consumer_data_set=[ConsumerData("g", subscription_data_set=[subscription])]

@@ -31,6 +31,7 @@ from tests.harness.entry_frames import next_frame
 from tests.harness.expired import EXPIRED
 from tests.harness.fake_group import batch_of
 from tests.harness.groups import SEGMENT_BYTES, Groups, Replica, running_groups
+from tests.harness.present import present
 from tests.harness.raft_cluster import batch
 from tests.harness.replica_folders import install_at_once
 
@@ -72,8 +73,7 @@ async def fill(groups: Groups, messages: int, body: bytes = BODY) -> Replica:
 async def give_up_entries(groups: Groups, leader: Replica) -> Anchor:
     """Let retention take what lies before the last segment, on every replica."""
     await groups.checkpointed()
-    floor = await retention(leader, 1).check()
-    assert floor is not None
+    floor = present(await retention(leader, 1).check())
     await groups.checkpointed()
     return floor
 
@@ -422,7 +422,6 @@ async def test_open_half_message_holds_the_floor(tmp_path: Path) -> None:
         decided = TransactionsChange(decided=((0, TransactionDecision.ROLLBACK),))
         await leader.group.submit(state_batch(decided))
         await groups.checkpointed()
-        floor = await service.check()
-        assert floor is not None
+        floor = present(await service.check())
         assert floor.position > stored.phy_offset
         assert service.wanted_position == 0

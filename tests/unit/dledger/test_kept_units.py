@@ -14,6 +14,7 @@ from dledger.state.tables import StateTables
 from dledger.store import ReplicaStore
 from dledger.testing.crash_disk import CrashDisk, disk_full, no_fault
 from tests.harness.expired import EXPIRED
+from tests.harness.present import present
 from tests.harness.replica_folders import SEGMENT_BYTES, Writer, settings
 from tests.unit.dledger.test_shared_queues import checkpoint, units
 
@@ -92,13 +93,11 @@ def test_queue_files_stay_while_a_checkpoint_needs_them(floors: tuple[int, int])
     store = replica.store
     replica.move_floor(replica.first_of_segment(floors[0]))
     replica.follow()
-    taken = store.begin_checkpoint(replica.log.index)
-    assert taken is not None
+    taken = present(store.begin_checkpoint(replica.log.index))
     replica.move_floor(replica.first_of_segment(floors[1]))
     replica.follow()
     taken.write()
-    drop = store.plan_drop(taken.floor)
-    assert drop is not None
+    drop = present(store.plan_drop(taken.floor))
     drop.note()
     store.detach(drop)
     drop.remove()
@@ -106,8 +105,7 @@ def test_queue_files_stay_while_a_checkpoint_needs_them(floors: tuple[int, int])
     replica.apply()
     replica.check()
     checkpoint(replica.store)
-    drop = replica.store.plan_drop(replica.store.tables.floor)
-    assert drop is not None
+    drop = present(replica.store.plan_drop(replica.store.tables.floor))
     before = len(replica.disk.files)
     replica.store.detach(drop)
     assert len(replica.disk.files) < before, "they go with the next one"

@@ -72,8 +72,8 @@ def live_settings(
 
 
 @pytest.fixture
-def broker(group: FakeGroup, clock: ManualClock) -> Broker:
-    return Broker(group, clock)
+def broker(group: FakeGroup) -> Broker:
+    return Broker(group)
 
 
 @pytest.fixture

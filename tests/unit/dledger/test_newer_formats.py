@@ -29,10 +29,7 @@ ROOT = "/memory"
 RAFT = f"{ROOT}/raft"
 SEGMENT_BYTES = 4096
 OWNER = {"cluster": "C", "group": "G", "name": "n0"}
-SETTINGS = StoreTable(
-    path_root_dir=ROOT,
-    mapped_file_size_commit_log=SEGMENT_BYTES,
-)
+SETTINGS = StoreTable(path_root_dir=ROOT, mapped_file_size_commit_log=SEGMENT_BYTES)
 
 
 def store_on(disk: CrashDisk) -> ReplicaStore:

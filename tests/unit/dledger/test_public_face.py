@@ -191,7 +191,7 @@ async def main():
         client = dledger.connect("10.0.0.2:9876", environment={})
         async with client, dledger.Producer(client, "P") as producer:
             result = await producer.send(dledger.Message("T", b"hello"))
-            print(result.status.name, world.groups["g"].bodies())
+            print(result.status.name, world.group.bodies())
         disk = connecting.OsDisk()
         path = sys.argv[1] + "/client/group/offsets.json"
         for text in (b"first", b"a\\nb"):

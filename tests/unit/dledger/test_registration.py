@@ -20,6 +20,7 @@ from dledger.settings.text import member_numbers
 from dledger.state.state_record import TopicsChange, state_batch
 from dledger.state.topics import TopicConfig
 from dledger.testing.doubles import VirtualClock
+from tests.harness.beside import beside
 from tests.harness.fake_group import BROKER, CLUSTER, GROUP_IDENTITY, LEADER
 from tests.harness.registering import Line, RegisteringBroker
 
@@ -202,8 +203,7 @@ async def test_topics_are_known_when_all_have_them(world: World, nursery: trio.N
     nursery.start_soon(world.registration.run)
     await trio.sleep(5)
     began = trio.current_time()
-    world.group.propose(state_batch(TopicsChange(put=(TopicConfig("T", 1, 1),))), lambda _: None)
-    world.group.settle()
+    world.group.store(TopicsChange(put=(TopicConfig("T", 1, 1),)))
     known = waits(world)
     assert known == []
     await trio.sleep(5)
@@ -222,8 +222,7 @@ async def test_name_server_in_trouble_is_not_waited_for_long(
     await trio.sleep(5)
     getattr(world.client, trouble).add("ns1:9876")
     began = trio.current_time()
-    world.group.propose(state_batch(TopicsChange(put=(TopicConfig("T", 1, 1),))), lambda _: None)
-    world.group.settle()
+    world.group.store(TopicsChange(put=(TopicConfig("T", 1, 1),)))
     known = waits(world)
     await trio.sleep(30)
     assert known == [pytest.approx(began, abs=KNOWN_WITHIN_S + 0.1)]
@@ -231,18 +230,15 @@ async def test_name_server_in_trouble_is_not_waited_for_long(
 
 
 async def test_end_of_registration_ends_waits(world: World) -> None:
-    async with trio.open_nursery() as registering:
-        registering.start_soon(world.registration.run)
+    async with beside(world.registration.run):
         await trio.sleep(5)
         change = state_batch(TopicsChange(put=(TopicConfig("T", 1, 1),)))
         world.group.propose(change, lambda _: None)
         world.group.settle()
         known = waits(world)
         assert known == []
-        registering.cancel_scope.cancel()
     assert known == [trio.current_time()]
-    world.group.propose(state_batch(TopicsChange(delete=("T",))), lambda _: None)
-    world.group.settle()
+    world.group.store(TopicsChange(delete=("T",)))
     assert waits(world) == [trio.current_time()]
 
 

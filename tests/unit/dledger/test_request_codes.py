@@ -51,10 +51,8 @@ def handled(broker: Broker, folder: Path) -> set[RequestCode]:
     return {*broker.processors.handlers, *by_name_server}
 
 
-def test_every_code_has_a_handler_or_a_reason(
-    group: FakeGroup, clock: ManualClock, tmp_path: Path
-) -> None:
-    codes = handled(Broker(group, clock), tmp_path)
+def test_every_code_has_a_handler_or_a_reason(group: FakeGroup, tmp_path: Path) -> None:
+    codes = handled(Broker(group), tmp_path)
     of_rocketmq = {code for code in RequestCode if code not in OWN_CODES}
     reasons = {RequestCode(code) for code in refused()}
     assert of_rocketmq - codes - reasons - TO_CLIENTS - ELSEWHERE == set()

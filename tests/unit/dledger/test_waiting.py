@@ -8,6 +8,7 @@ from trio.testing import wait_all_tasks_blocked
 
 from dledger.remoting.machine import TrioClock
 from dledger.waiting import Wakeup
+from tests.harness.beside import beside
 
 
 async def noticed(wakeup: Wakeup) -> int:
@@ -38,15 +39,13 @@ async def test_sets_before_the_waiter_runs_are_one() -> None:
             await wakeup.wait()
             times += 1
 
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(count)
+    async with beside(count):
         for expected in (1, 2, 3):
             await wait_all_tasks_blocked()
             wakeup.set()
             wakeup.set()
             await wait_all_tasks_blocked()
             assert times == expected
-        nursery.cancel_scope.cancel()
 
 
 async def test_a_cancelled_wait_leaves_a_set_for_the_next() -> None:

@@ -69,7 +69,7 @@ def test_totals_name_checkers_that_judged_nothing() -> None:
     totals = Totals()
     totals.add(msgspec.structs.replace(REPORT, checked=["queue_log", "replicas", "polls"]))
     assert totals.without_verdict == [
-        *("consumer_offsets", "total_queue", "availability", "final_reads", "contents"),
+        *("consumer_offsets", "total_queue", "availability", "final_reads", "contents")
     ]
     totals.add(
         msgspec.structs.replace(

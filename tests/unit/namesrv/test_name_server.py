@@ -24,6 +24,7 @@ from dledger.namesrv.name_server import (
 from dledger.raft.identity import GroupSecret
 from dledger.remoting.protocol.bodies import BrokerData, TopicRouteData
 from dledger.remoting.protocol.fastjson import Dialect
+from tests.harness.present import present
 from tests.unit.namesrv.world import config_in
 
 
@@ -42,12 +43,10 @@ class Routes:
 def test_an_answer_is_encoded_once_per_dialect() -> None:
     routes = Routes()
     cache = RouteCache(routes.build)
-    first = cache.body("T", Dialect.STANDARD)
-    assert first is not None
+    first = present(cache.body("T", Dialect.STANDARD))
     assert b'{"0":"h:1"}' in first
     assert cache.body("T", Dialect.STANDARD) is first
-    other = cache.body("T", Dialect.FASTJSON)
-    assert other is not None
+    other = present(cache.body("T", Dialect.FASTJSON))
     assert b'{0:"h:1"}' in other
     assert cache.body("T", Dialect.FASTJSON) is other
     assert routes.built == ["T", "T"]
@@ -65,8 +64,7 @@ def test_changed_route_is_encoded_in_both_dialects(everything: bool) -> None:
     else:
         cache.invalidate(iter(["T", "unknown"]))
     for dialect in Dialect:
-        body = cache.body("T", dialect)
-        assert body is not None
+        body = present(cache.body("T", dialect))
         assert b"h:2" in body
 
 
@@ -198,8 +196,7 @@ def test_secret_of_the_groups_is_read_or_nothing_starts(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match=why):
             name_server.NameServer(config, OsDisk())
     file.write_bytes(SECRET + b"\n")
-    secret = name_server.NameServer(config, OsDisk()).routes.secret
-    assert secret is not None
+    secret = present(name_server.NameServer(config, OsDisk()).routes.secret)
     assert secret.membership_proof("a") == GroupSecret(b"a secret of all groups").membership_proof(
         "a"
     )

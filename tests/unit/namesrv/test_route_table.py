@@ -12,6 +12,7 @@ from dledger.namesrv.errors import RegistrationRefusedError
 from dledger.namesrv.registration import MAX_BROKERS_PER_CONNECTION, BrokerKey
 from dledger.namesrv.route_table import RouteInfoManager
 from dledger.remoting.protocol.bodies import QueueData, TopicConfig
+from tests.harness.present import present
 from tests.harness.registrations import (
     CLUSTER,
     A,
@@ -46,13 +47,11 @@ def test_rule_5_acting_master_stands_as_id_0() -> None:
     table.register_broker(registration(C, 2, acting=True, table=topics("T8", "T9")), 0)
     assert table.all_topics() == ["T1", "T2"]
     assert addrs_of(table, "T1") == {0: B, 2: C}
-    route = table.route("T1")
-    assert route is not None
+    route = present(table.route("T1"))
     assert route.queue_datas[0].perm == 4
     table.register_broker(registration(A, 0, acting=True), 1)
     assert addrs_of(table, "T1") == {0: A, 1: B, 2: C}
-    route = table.route("T1")
-    assert route is not None
+    route = present(table.route("T1"))
     assert route.queue_datas[0].perm == 6
 
 

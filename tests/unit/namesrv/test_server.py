@@ -17,6 +17,7 @@ from dledger.remoting.machine import SystemRng, TrioClock
 from dledger.remoting.processor_table import ProcessorTable
 from dledger.remoting.tcp import TcpNetwork
 from tests.harness.metrics_page import MetricsPage
+from tests.harness.present import present
 from tests.unit.namesrv.world import config_in, register, register_body, route, running_namesrv
 
 A, B = "10.0.0.1:10911", "10.0.0.2:10911"
@@ -95,8 +96,7 @@ async def test_a_connection_that_still_serves_a_living_broker_is_kept(tmp_path: 
         await register(shared, A, 0)
         await register(shared, B, 1, heartbeatTimeoutMillis="1000")
         await trio.sleep(6)
-        found = await route(shared)
-        assert found is not None
+        found = present(await route(shared))
         assert found.broker_datas[0].broker_addrs == {0: A}
 
 
@@ -118,8 +118,7 @@ async def test_routes_are_served_between_registrations(tmp_path: Path) -> None:
             for number in range(1, 6):
                 nursery.start_soon(keep_registering, number)
             for _ in range(50):
-                found = await route(client)
-                assert found is not None
+                found = present(await route(client))
                 assert found.broker_datas[0].broker_addrs[0] == A
                 served += 1
         assert served == 50

@@ -16,15 +16,7 @@ from dledger.remoting.errors import ConnectionLostError, RequestTimedOutError, T
 from dledger.remoting.protocol.command import RemotingCommand, request, response_to
 from dledger.remoting.protocol.frame import encode_command
 from dledger.remoting.write_buffer import SEND_BYTES
-from tests.harness.wire_frames import (
-    ECHO,
-    Linked,
-    asked_with,
-    heard,
-    hold_in,
-    table,
-    until_closed,
-)
+from tests.harness.wire_frames import ECHO, Linked, asked_with, heard, hold_in, table, until_closed
 
 # ---------------------------------------------------------------------------------- both ways
 

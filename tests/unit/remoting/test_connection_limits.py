@@ -30,6 +30,7 @@ from dledger.remoting.processor_table import ProcessorTable
 from dledger.remoting.protocol.command import RemotingCommand, request, response_to
 from dledger.remoting.protocol.frame import FrameDecoder, encode_command
 from dledger.remoting.server import RemotingServer
+from tests.harness.beside import beside
 
 
 @dataclass(eq=False)
@@ -90,7 +91,7 @@ def test_places_end_the_oldest_without_a_request_first() -> None:
     places.admit(fourth, 0.04)
     assert places.admit(Peer(), 10.0) is Admission.SERVED
     assert [peer.is_closed for peer in (first, second, third, fourth)] == [
-        *(False, True, False, False),
+        *(False, True, False, False)
     ]
 
 
@@ -247,10 +248,8 @@ async def test_wait_for_next_ends_when_turns_stay_full() -> None:
             await trio.lowlevel.checkpoint()
             turns += 1
 
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(count)
+    async with beside(count):
         await turn.wait_for_next()
-        nursery.cancel_scope.cancel()
     assert TURNS_MAX - 2 <= turns <= TURNS_MAX + 2
 
 

@@ -38,6 +38,7 @@ from dledger.remoting.machine import (
     run_command,
     share_descriptors,
 )
+from tests.harness.beside import beside
 
 pytestmark = [pytest.mark.slow, pytest.mark.real_time]
 
@@ -473,10 +474,8 @@ async def test_garbage_collection_runs_every_second(collection: GarbageCollectio
     is_gone = watched(new)
     del new
     many: list[list[int]] = [[] for _ in range(NEW_MIN)]
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(collection.run)
+    async with beside(collection.run):
         await collection._clock.sleeps.wait()  # type: ignore[attr-defined]  # the clock above
-        nursery.cancel_scope.cancel()
     assert is_gone()
     assert gc.get_freeze_count() >= len(many)
 

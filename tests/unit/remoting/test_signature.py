@@ -9,11 +9,7 @@ import hmac
 import pytest
 
 from dledger.remoting.protocol.command import RemotingCommand, SerializeType, request
-from dledger.remoting.protocol.signature import (
-    Credentials,
-    is_signed_by,
-    signature_of,
-)
+from dledger.remoting.protocol.signature import Credentials, is_signed_by, signature_of
 
 SECRET = "12345678"
 

@@ -40,7 +40,7 @@ async def test_a_topic_is_created_seen_and_deleted(world: World, client: ClientI
     await admin.update_topic("new", queue_nums=5, attributes={"retention.ms": None, "a": "b"})
     asked = [s.command.ext for s in world.seen if s.code == RequestCode.UPDATE_AND_CREATE_TOPIC][-1]
     assert asked["attributes"] == "-retention.ms,+a=b"
-    assert world.groups["g"].topics["new"] == 5
+    assert world.group.topics["new"] == 5
     assert await admin.delete_topic("new") == ["g"]
     assert "new" not in await admin.topic_list()
     with pytest.raises(NoRouteError):
@@ -57,7 +57,7 @@ async def test_a_topic_goes_from_each_name_server_that_answers() -> None:
             await admin.delete_topic("new")
         asked = [server.count(RequestCode.DELETE_TOPIC_IN_NAMESRV) for server in world.name_servers]
         assert asked == [1, 0, 1]
-        assert "new" not in world.groups["g"].topics
+        assert "new" not in world.group.topics
         assert client.routes.table.get("new") is None
 
 
@@ -71,13 +71,13 @@ async def test_a_topic_that_no_name_server_shows_is_created(
         else None
     )
     assert await Admin(client).create_topic("new") == ["g"]
-    assert "new" in world.groups["g"].topics
+    assert "new" in world.group.topics
 
 
 async def test_changes_follow_the_leader(world: World, client: ClientInstance) -> None:
-    world.groups["g"].elect(2, register=False)
+    world.group.elect(2, register=False)
     await Admin(client).create_topic("new")
-    assert world.groups["g"].brokers[2].count(RequestCode.UPDATE_AND_CREATE_TOPIC) == 1
+    assert world.group.brokers[2].count(RequestCode.UPDATE_AND_CREATE_TOPIC) == 1
 
 
 async def test_health_names_what_is_wrong(world: World, client: ClientInstance) -> None:
@@ -86,7 +86,7 @@ async def test_health_names_what_is_wrong(world: World, client: ClientInstance) 
     assert health.healthy
     assert health.leader == "10.0.0.1:10911"
     assert health.term == 1
-    await world.groups["g"].brokers[1].kill()
+    await world.group.brokers[1].kill()
     health = (await admin.cluster_health())["g"]
     assert not health.healthy
     assert health.reasons == ("10.0.0.1:10912 does not answer",)
@@ -162,7 +162,7 @@ async def test_change_that_gives_up_messages_is_confirmed(
             return response_to(asked, 0, "until it stops")
         return response_to(asked, 1, "gives up", {GIVES_UP_FIELD: lost.encode()})
 
-    broker = world.groups["g"].brokers[0]
+    broker = world.group.brokers[0]
     broker.on(RequestCode.UPDATE_BROKER_CONFIG, refuse)
     admin = Admin(client)
     with pytest.raises(ConfirmationNeededError) as refused:
@@ -213,13 +213,10 @@ LEADER = "10.0.0.1:10911"
 
 
 async def test_figures_and_settings_of_one_broker(world: World, client: ClientInstance) -> None:
-    broker = world.groups["g"].brokers[0]
+    broker = world.group.brokers[0]
     table = KVTable(table={"raftTerm": "7"}).encode()
     broker.on(RequestCode.GET_BROKER_RUNTIME_INFO, fixed(body=table))
-    broker.on(
-        RequestCode.GET_BROKER_CONFIG,
-        fixed(body=b"brokerName=g\naclEnable=true\n"),
-    )
+    broker.on(RequestCode.GET_BROKER_CONFIG, fixed(body=b"brokerName=g\naclEnable=true\n"))
     admin = Admin(client)
     assert await admin.runtime_info(LEADER) == {"raftTerm": "7"}
     assert await admin.broker_settings(LEADER) == {"brokerName": "g", "aclEnable": "true"}
@@ -228,7 +225,7 @@ async def test_figures_and_settings_of_one_broker(world: World, client: ClientIn
 async def test_settings_that_are_refused_carry_the_code(
     world: World, client: ClientInstance
 ) -> None:
-    world.groups["g"].brokers[0].on(RequestCode.GET_BROKER_CONFIG, fixed(16, "no permission"))
+    world.group.brokers[0].on(RequestCode.GET_BROKER_CONFIG, fixed(16, "no permission"))
     with pytest.raises(RequestFailedError) as refused:
         await Admin(client).broker_settings(LEADER)
     assert refused.value.code == 16
@@ -291,8 +288,8 @@ async def test_trace_of_other_messages_is_left_out(
     await producer.send(
         Message(TRACE_TOPIC, "".join(map(encode, steps)).encode(), keys="A B order-1")
     )
-    records = b"".join(world.groups["g"].by_position.values())
-    world.groups["g"].on(RequestCode.QUERY_MESSAGE, fixed(body=records))
+    records = b"".join(world.group.by_position.values())
+    world.group.on(RequestCode.QUERY_MESSAGE, fixed(body=records))
     admin = Admin(client)
     assert [step.beans[0].msg_id for step in await admin.message_trace("A")] == ["A"]
     assert len(await admin.message_trace("order-1")) == 2

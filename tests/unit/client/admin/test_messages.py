@@ -40,7 +40,7 @@ async def test_other_keys_of_the_same_hash_are_left_out(
 ) -> None:
     for keys in ("Aa x", "BB", "x Aa", "AaBB"):
         await producer.send_to(QUEUE, Message("T", keys.encode(), keys=keys))
-    world.groups["g"].on(RequestCode.QUERY_MESSAGE, fixed(body=all_records(world.groups["g"])))
+    world.group.on(RequestCode.QUERY_MESSAGE, fixed(body=all_records(world.group)))
     admin = Admin(client)
     found = await admin.query_messages("T", "Aa", begin_ms=5, end_ms=9)
     assert [message.body_bytes for message in found] == [b"Aa x", b"x Aa"]
@@ -56,7 +56,7 @@ async def test_a_message_is_found_by_its_id(
     world: World, client: ClientInstance, producer: Producer
 ) -> None:
     sent = [await producer.send_to(QUEUE, Message("T", b"%d" % i)) for i in range(3)]
-    world.groups["g"].on(RequestCode.QUERY_MESSAGE, fixed(body=all_records(world.groups["g"])))
+    world.group.on(RequestCode.QUERY_MESSAGE, fixed(body=all_records(world.group)))
     (found,) = await Admin(client).query_unique_key("T", sent[1].message_id)
     assert found.body_bytes == b"1"
     (asked,) = [s.command.ext for s in world.seen if s.code == RequestCode.QUERY_MESSAGE]
@@ -64,18 +64,18 @@ async def test_a_message_is_found_by_its_id(
 
 
 async def test_nothing_found_is_an_empty_list(world: World, client: ClientInstance) -> None:
-    world.groups["g"].on(RequestCode.QUERY_MESSAGE, fixed(ResponseCode.QUERY_NOT_FOUND, "no"))
+    world.group.on(RequestCode.QUERY_MESSAGE, fixed(ResponseCode.QUERY_NOT_FOUND, "no"))
     assert await Admin(client).query_messages("T", "k") == []
 
 
 async def test_a_refusal_is_an_error(world: World, client: ClientInstance) -> None:
-    world.groups["g"].on(RequestCode.QUERY_MESSAGE, fixed(ResponseCode.NO_PERMISSION, "no"))
+    world.group.on(RequestCode.QUERY_MESSAGE, fixed(ResponseCode.NO_PERMISSION, "no"))
     with pytest.raises(RequestFailedError, match="messages of T with key k on g"):
         await Admin(client).query_messages("T", "k")
 
 
 async def test_a_damaged_answer_is_an_error(world: World, client: ClientInstance) -> None:
-    world.groups["g"].on(RequestCode.QUERY_MESSAGE, fixed(body=b"x" * 200))
+    world.group.on(RequestCode.QUERY_MESSAGE, fixed(body=b"x" * 200))
     with pytest.raises(DamagedAnswerError, match="are damaged"):
         await Admin(client).query_messages("T", "k")
 
@@ -83,7 +83,7 @@ async def test_a_damaged_answer_is_an_error(world: World, client: ClientInstance
 async def test_a_groups_progress_comes_by_queue(world: World, client: ClientInstance) -> None:
     table = {WireQueue("T", "g", 0): OffsetWrapper(broker_offset=5, consumer_offset=3)}
     body = ConsumeStats(offset_table=table).encode()
-    world.groups["g"].on(RequestCode.GET_CONSUME_STATS, fixed(body=body))
+    world.group.on(RequestCode.GET_CONSUME_STATS, fixed(body=body))
     stats = await Admin(client).consume_stats("c", "T")
     assert list(stats) == [QUEUE]
     assert (stats[QUEUE].broker_offset, stats[QUEUE].consumer_offset) == (5, 3)
@@ -93,7 +93,7 @@ async def test_units_of_a_queue_come_as_the_broker_has_them(
     world: World, client: ClientInstance
 ) -> None:
     body = QueryConsumeQueueResponseBody(min_queue_index=1, max_queue_index=9)
-    world.groups["g"].on(RequestCode.QUERY_CONSUME_QUEUE, fixed(body=body.encode()))
+    world.group.on(RequestCode.QUERY_CONSUME_QUEUE, fixed(body=body.encode()))
     admin = Admin(client)
     await admin.topic_route("T")
     found = await admin.query_consume_queue(QUEUE, 3, 4, group="c")
@@ -152,16 +152,15 @@ def test_the_topic_it_came_from_is_named_by_either_property() -> None:
 async def test_letter_that_cannot_be_sent_holds_back_no_other(
     world: World, client: ClientInstance
 ) -> None:
-    group = world.groups["g"]
-    group.topics |= {"%DLQ%c": 1, "%RETRY%c": 1}
+    world.group.topics |= {"%DLQ%c": 1, "%RETRY%c": 1}
     packed = zlib.compress(bytes(MAX_BODY_BYTES + 1))
     for body, sys_flag in ((b"a", 0), (packed, 0x301), (b"no zlib", 0x301), (b"b", 0)):
         record = encode_record(
             topic="%DLQ%c", queue_id=0, body=body, properties=b"", sys_flag=sys_flag
         )
-        group.store("%DLQ%c", 0, decode_record(record))
+        world.group.store("%DLQ%c", 0, decode_record(record))
     with pytest.raises(MessageIllegalError, match=r"2 dead letters .* 2 were .* offset 1"):
         await Admin(client).resend_dead_letters("c")
-    sent = [bytes(decode_record(each).body) for each in group.queue("%RETRY%c", 0)]
+    sent = [bytes(decode_record(each).body) for each in world.group.queue("%RETRY%c", 0)]
     assert sent == [b"a", b"b"]
     assert await Admin(client).resend_dead_letters("c") == 0

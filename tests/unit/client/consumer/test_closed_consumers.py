@@ -38,7 +38,7 @@ async def test_change_cut_off_by_closing_is_unknown(
 ) -> None:
     """It was sent before: its broker may store it."""
     for code in (RequestCode.UPDATE_CONSUMER_OFFSET, RequestCode.CONSUME_STEP):
-        world.groups["g"].on(code, lambda _: DEFERRED)
+        world.group.on(code, lambda _: DEFERRED)
     outcomes: list[str] = []
 
     async def run(consumer: PullConsumer) -> None:
@@ -102,7 +102,7 @@ async def test_poll_under_way_ends_when_its_consumer_closes(
         nursery.start_soon(poll, consumer)
         await trio.sleep(2)
         closed_s = trio.current_time()
-    assert committed(world.groups["g"]) == {0: 1}
+    assert committed(world.group) == {0: 1}
     assert ended_s[0] - closed_s < 0.1
 
 

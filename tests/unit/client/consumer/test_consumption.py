@@ -37,21 +37,20 @@ async def test_each_queue_is_consumed_in_order_one_batch_at_a_time(
     await send(producer, 40)
     async with PushConsumer(client, "c", heard, {"T": "*"}, FIRST, orderly=True):
         await heard.wait_for(40)
-        assert set(holders(world.groups["g"]).values()) == {client.client_id}
+        assert set(holders(world.group).values()) == {client.client_id}
     for queue_id in range(4):
         numbers = [int(m.body_bytes) for m in heard.messages if m.queue_id == queue_id]
         assert numbers == list(range(queue_id, 40, 4))
     assert heard.most_running == 4
     assert heard.at[-1] - heard.at[0] == pytest.approx(4.5, abs=0.3)
-    assert committed(world.groups["g"]) == dict.fromkeys(range(4), 10)
-    assert holders(world.groups["g"]) == {}
+    assert committed(world.group) == dict.fromkeys(range(4), 10)
+    assert holders(world.group) == {}
 
 
 async def test_lock_of_another_client_keeps_the_queue_unread(
     world: World, client: ClientInstance, producer: Producer, heard: Heard
 ) -> None:
-    group = world.groups["g"]
-    group.locks["c", WIRE_QUEUE] = ("another client", trio.current_time())
+    world.group.locks["c", WIRE_QUEUE] = ("another client", trio.current_time())
     await send(producer, 8)
     async with PushConsumer(client, "c", heard, {"T": "*"}, FIRST, orderly=True):
         await heard.wait_for(6)
@@ -70,34 +69,32 @@ async def test_lock_of_another_client_keeps_the_queue_unread(
 async def test_queue_begins_again_where_others_have_left_it(
     world: World, client: ClientInstance, producer: Producer, heard: Heard
 ) -> None:
-    group = world.groups["g"]
     await send(producer, 4, queues=1)
     async with PushConsumer(client, "c", heard, {"T": "*"}, FIRST, orderly=True) as consumer:
         await heard.wait_for(4)
         await trio.sleep(6)  # the offset is committed
-        group.locks["c", WIRE_QUEUE] = ("another client", trio.current_time())
+        world.group.locks["c", WIRE_QUEUE] = ("another client", trio.current_time())
         await trio.sleep(25)  # the renewal is refused
         await send(producer, 4, queues=1, first=4)
         await trio.sleep(5)
         assert len(heard.bodies) == 4
-        group.committed["c", "T", 0] = 6  # two of them were consumed by the other
-        del group.locks["c", WIRE_QUEUE]
+        world.group.committed["c", "T", 0] = 6  # two of them were consumed by the other
+        del world.group.locks["c", WIRE_QUEUE]
         await heard.wait_for(6, within_s=3)
         assert consumer.counts["lost"] == 1
     assert heard.bodies == [b"0", b"1", b"2", b"3", b"6", b"7"]
-    assert committed(group)[0] == 8
+    assert committed(world.group)[0] == 8
 
 
 async def test_lock_without_renewal_ends_after_thirty_seconds(
     world: World, client: ClientInstance, producer: Producer, heard: Heard
 ) -> None:
-    group = world.groups["g"]
     async with PushConsumer(client, "c", heard, {"T": "*"}, FIRST, orderly=True) as consumer:
         await settled(consumer)
         await trio.sleep(1)
         began = trio.current_time()
-        lock, unlocked = RequestCode.LOCK_BATCH_MQ, group.brokers[0]._lock
-        group.on(RequestCode.LOCK_BATCH_MQ, fixed(ResponseCode.SYSTEM_ERROR, "no"))
+        lock, unlocked = RequestCode.LOCK_BATCH_MQ, world.group.brokers[0]._lock
+        world.group.on(RequestCode.LOCK_BATCH_MQ, fixed(ResponseCode.SYSTEM_ERROR, "no"))
         await trio.sleep(27)
         await send(producer, 1, queues=1)
         await heard.wait_for(1, within_s=1)
@@ -108,7 +105,7 @@ async def test_lock_without_renewal_ends_after_thirty_seconds(
         # It asks once a second while there is no answer.
         asked = [s.at for s in world.seen if s.code == lock and s.at > began + 40]
         assert len(asked) >= 8
-        group.on(RequestCode.LOCK_BATCH_MQ, unlocked)
+        world.group.on(RequestCode.LOCK_BATCH_MQ, unlocked)
         await heard.wait_for(2, within_s=3)
 
 
@@ -160,11 +157,10 @@ async def test_a_message_tried_too_often_goes_to_the_dead_letters(
         await trio.sleep(1)
         assert consumer.counts["given_up"] == 1
     assert heard.bodies == [b"0", b"0", b"0", b"1"]
-    group = world.groups["g"]
-    assert group.bodies("%DLQ%c") == [b"0"]
-    (dead,) = group.queue("%DLQ%c", 0)
+    assert world.group.bodies("%DLQ%c") == [b"0"]
+    (dead,) = world.group.queue("%DLQ%c", 0)
     assert decode_record(dead).property_map["RETRY_TOPIC"] == "T"
-    assert committed(group)[0] == 2
+    assert committed(world.group)[0] == 2
 
 
 async def test_a_message_that_cannot_be_given_up_is_tried_on(
@@ -173,10 +169,10 @@ async def test_a_message_that_cannot_be_given_up_is_tried_on(
     heard.answer = lambda *_: ConsumeStatus.RECONSUME_LATER
     config = PushConfig(consume_from=FROM_FIRST, max_reconsume_times=1)
     await producer.send_to(QUEUE, Message("T", b"x"))
-    world.groups["g"].intercept(fixed(ResponseCode.NO_PERMISSION, "no"))
+    world.group.intercept(fixed(ResponseCode.NO_PERMISSION, "no"))
     async with PushConsumer(client, "c", heard, {"T": "*"}, config, orderly=True):
         await heard.wait_for(4)
-    assert committed(world.groups["g"]).get(0, 0) == 0
+    assert committed(world.group).get(0, 0) == 0
 
 
 async def test_a_queue_changes_hands_only_when_its_listener_has_ended(world: World) -> None:
@@ -235,18 +231,17 @@ async def test_listener_ends_when_the_lock_of_its_queue_is_lost(
     world: World, client: ClientInstance, producer: Producer, heard: Heard
 ) -> None:
     heard.delay_s = 1e6
-    group = world.groups["g"]
     await send(producer, 2, queues=1)
     async with PushConsumer(client, "c", heard, {"T": "*"}, FIRST, orderly=True) as consumer:
         await heard.wait_for(1)
         began = trio.current_time()
-        group.locks["c", WIRE_QUEUE] = ("another client", began)
+        world.group.locks["c", WIRE_QUEUE] = ("another client", began)
         with trio.fail_after(22):  # the renewal is refused
             while heard.running:
                 await trio.sleep(0.1)
         assert consumer.counts["lost"] == 1
         heard.delay_s = 0
-        del group.locks["c", WIRE_QUEUE]
+        del world.group.locks["c", WIRE_QUEUE]
         await heard.wait_for(3, within_s=3)
         assert heard.bodies == [b"0", b"0", b"1"]
 
@@ -258,7 +253,7 @@ async def test_listener_ends_when_its_lock_is_not_renewed_in_time(
     await send(producer, 1, queues=1)
     async with PushConsumer(client, "c", heard, {"T": "*"}, FIRST, orderly=True):
         await heard.wait_for(1)
-        world.groups["g"].on(RequestCode.LOCK_BATCH_MQ, fixed(ResponseCode.SYSTEM_ERROR, "no"))
+        world.group.on(RequestCode.LOCK_BATCH_MQ, fixed(ResponseCode.SYSTEM_ERROR, "no"))
         await trio.sleep(28)
         assert heard.running == 1
         await trio.sleep(3)
@@ -272,7 +267,7 @@ def note_unlocks(world: World, note: Callable[[], object]) -> None:
         note()
         return broker._unlock(asked)
 
-    world.groups["g"].on_each(RequestCode.UNLOCK_BATCH_MQ, unlock)
+    world.group.on_each(RequestCode.UNLOCK_BATCH_MQ, unlock)
 
 
 async def test_stop_ends_a_listener_before_its_lock_is_given_back(
@@ -285,7 +280,7 @@ async def test_stop_ends_a_listener_before_its_lock_is_given_back(
     async with PushConsumer(client, "c", heard, {"T": "*"}, FIRST, orderly=True):
         await heard.wait_for(1)
     assert set(running) == {0}
-    assert holders(world.groups["g"]) == {}
+    assert holders(world.group) == {}
 
 
 class Slow:
@@ -327,7 +322,7 @@ async def test_plain_function_that_runs_on_keeps_its_queue_locked(world: World) 
 
 async def test_stop_unlocks_when_a_plain_function_has_ended(world: World) -> None:
     slow, kept = Slow(), list[tuple[int, set[int]]]()
-    note_unlocks(world, lambda: kept.append((slow.running, set(holders(world.groups["g"])))))
+    note_unlocks(world, lambda: kept.append((slow.running, set(holders(world.group)))))
     async with world.client() as client, Producer(client, "p") as producer:
         client.executor = slow
         await send(producer, 2, queues=2)
@@ -337,4 +332,4 @@ async def test_stop_unlocks_when_a_plain_function_has_ended(world: World) -> Non
             await settled(consumer)
             await trio.sleep(1)
     assert kept == [(2, {0, 1, 2, 3}), (0, {0, 1})]
-    assert holders(world.groups["g"]) == {}
+    assert holders(world.group) == {}

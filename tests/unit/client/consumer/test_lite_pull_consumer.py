@@ -32,24 +32,23 @@ async def poll(consumer: LitePullConsumer, count: int) -> list[bytes]:
 async def test_what_a_poll_returned_is_dealt_with_at_the_next_one(
     world: World, client: ClientInstance, producer: Producer
 ) -> None:
-    group = world.groups["g"]
     await send(producer, 6, queues=1)
     async with LitePullConsumer(client, "c", consume_from=FROM_FIRST) as consumer:
         consumer.subscribe("T")
         first = await consumer.poll(max_messages=2)
         await trio.sleep(6)
         assert [m.body_bytes for m in first] == [b"0", b"1"]
-        assert committed(group).get(0, 0) == 0
+        assert committed(world.group).get(0, 0) == 0
         second = await consumer.poll(max_messages=2)
         await trio.sleep(6)
-        assert committed(group)[0] == 2
+        assert committed(world.group)[0] == 2
         await consumer.commit()
-        assert committed(group)[0] == 4
+        assert committed(world.group)[0] == 4
         assert await consumer.committed(QUEUE) == 4
         assert [m.body_bytes for m in second] == [b"2", b"3"]
         assert await poll(consumer, 2) == [b"4", b"5"]
         assert await consumer.poll(1.0) == []
-    assert committed(group)[0] == 6
+    assert committed(world.group)[0] == 6
 
 
 async def test_without_auto_commit_only_commit_commits(
@@ -62,7 +61,7 @@ async def test_without_auto_commit_only_commit_commits(
         consumer.subscribe("T")
         await poll(consumer, 2)
         await consumer.poll(30)
-    assert committed(world.groups["g"]) == {}
+    assert committed(world.group) == {}
 
 
 async def test_assign_reads_queues_that_others_read_too(
@@ -97,7 +96,7 @@ async def test_seeking_goes_back_and_forth_at_once(
         await consumer.seek_to_end(QUEUE)
         assert await consumer.poll(1) == []
         await consumer.commit()
-        assert committed(world.groups["g"])[0] == 5
+        assert committed(world.group)[0] == 5
 
 
 async def test_a_paused_queue_is_not_polled(client: ClientInstance, producer: Producer) -> None:
@@ -158,7 +157,7 @@ async def test_seek_counts_while_it_is_asked_where_to_begin(
         await trio.sleep(1)
         return response_to(command, ResponseCode.QUERY_NOT_FOUND, "not found")
 
-    world.groups["g"].on(RequestCode.QUERY_CONSUMER_OFFSET, late)
+    world.group.on(RequestCode.QUERY_CONSUMER_OFFSET, late)
     async with LitePullConsumer(client, "c") as consumer:
         await consumer.assign([QUEUE])
         await asked.wait()
@@ -209,10 +208,10 @@ async def test_seek_leaves_what_was_polled_of_other_queues(
         assert await poll(consumer, 1) == [b"0"]
         consumer.seek(OTHER, 0)
         await trio.sleep(6)  # offsets are committed meanwhile
-        assert committed(world.groups["g"]).get(0, 0) == 0
+        assert committed(world.group).get(0, 0) == 0
         await consumer.poll(0)
         await trio.sleep(6)
-        assert committed(world.groups["g"])[0] == 1
+        assert committed(world.group)[0] == 1
 
 
 async def test_newer_seek_counts_where_an_older_one_waits(
@@ -248,7 +247,7 @@ async def test_queues_let_go_at_once_cost_one_look(
 ) -> None:
     """Of thousands a look for each takes minutes."""
     topics = [f"T{number}" for number in range(30)]
-    world.groups["g"].topics |= dict.fromkeys(topics, 4)
+    world.group.topics |= dict.fromkeys(topics, 4)
     queues = [MessageQueue(topic, "g", number) for topic in topics for number in range(4)]
     applied: list[str] = []
     apply = OwnedQueues.apply

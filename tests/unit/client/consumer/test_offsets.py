@@ -48,16 +48,15 @@ async def test_brokers_keep_offsets_and_say_which_are_stored(
     assert (await store.load(QUEUE), await store.load(OTHER)) == (5, 7)
     asked = [s.command for s in world.seen if s.code == RequestCode.UPDATE_CONSUMER_OFFSET]
     assert {command.is_oneway for command in asked} == {False}, "what is answered is stored"
-    world.groups["g"].on(RequestCode.UPDATE_CONSUMER_OFFSET, fixed(1, "no"))
+    world.group.on(RequestCode.UPDATE_CONSUMER_OFFSET, fixed(1, "no"))
     assert await store.save({QUEUE: 6}) == set()
 
 
 async def test_only_commits_of_operators_are_marked(world: World, client: ClientInstance) -> None:
     await BrokerOffsets(client, "c").save({QUEUE: 5})
     moves = {QUEUE: OffsetMove(5, 2, 0, 9)}
-    world.groups["g"].on(
-        RequestCode.GET_CONSUMER_CONNECTION_LIST,
-        fixed(ResponseCode.CONSUMER_NOT_ONLINE, "none"),
+    world.group.on(
+        RequestCode.GET_CONSUMER_CONNECTION_LIST, fixed(ResponseCode.CONSUMER_NOT_ONLINE, "none")
     )
     done = await Admin(client).reset_offsets("c", QUEUE.topic, FIRST_MS, moves)
     assert done.stored == {QUEUE: 2}
@@ -75,7 +74,7 @@ async def test_offsets_keep_the_lock_tokens_of_their_round(
         tokens.update({QUEUE: 40, OTHER: 40})
         return response_to(command)
 
-    world.groups["g"].on(RequestCode.UPDATE_CONSUMER_OFFSET, lock_again)
+    world.group.on(RequestCode.UPDATE_CONSUMER_OFFSET, lock_again)
     store = BrokerOffsets(client, "c", token=tokens.get)
     assert await store.save({QUEUE: 5, OTHER: 7}) == {QUEUE, OTHER}
     asked = [s.command.ext for s in world.seen if s.code == RequestCode.UPDATE_CONSUMER_OFFSET]
@@ -86,8 +85,8 @@ async def test_offset_without_an_answer_is_an_error_not_absent(
     world: World, client: ClientInstance
 ) -> None:
     await client.route("T")
-    world.groups["g"].committed["c", "T", 0] = 1
-    world.groups["g"].on(RequestCode.QUERY_CONSUMER_OFFSET, fixed(1, "no"))
+    world.group.committed["c", "T", 0] = 1
+    world.group.on(RequestCode.QUERY_CONSUMER_OFFSET, fixed(1, "no"))
     with pytest.raises(RequestFailedError):
         await BrokerOffsets(client, "c").load(QUEUE)
 
@@ -243,7 +242,7 @@ async def test_queues_given_up_at_once_share_a_time_out(
 ) -> None:
     """A broker that is silent holds up neither its own queues for long nor those of others."""
     await world.add_group("h", 1, 11911)
-    world.groups["g"].on(RequestCode.UPDATE_CONSUMER_OFFSET, lambda _: DEFERRED)
+    world.group.on(RequestCode.UPDATE_CONSUMER_OFFSET, lambda _: DEFERRED)
     await client.route("T")
     offsets = QueueOffsets(
         BrokerOffsets(client, "c"), PullConsumer(client, "c"), FROM_FIRST, client.clock
@@ -266,9 +265,8 @@ async def test_late_offset_of_the_last_owner_does_not_stand(
     world: World, client: ClientInstance
 ) -> None:
     """Without another message nothing else corrects it: a lag stays, and a restart repeats."""
-    group = world.groups["g"]
     await client.route("T")
-    group.committed["c", "T", 0] = 5
+    world.group.committed["c", "T", 0] = 5
     offsets = QueueOffsets(
         BrokerOffsets(client, "c"), PullConsumer(client, "c"), FROM_FIRST, client.clock
     )
@@ -280,10 +278,10 @@ async def test_late_offset_of_the_last_owner_does_not_stand(
         assert owned.messages is not None
         owned.messages.put((), 9)
         await trio.sleep(8)
-        assert group.committed["c", "T", 0] == 9
-        group.committed["c", "T", 0] = 6  # what the owner before has read
+        assert world.group.committed["c", "T", 0] == 9
+        world.group.committed["c", "T", 0] = 6  # what the owner before has read
         await trio.sleep(LATE_S)
-        assert group.committed["c", "T", 0] == 9
+        assert world.group.committed["c", "T", 0] == 9
         before = world.count(RequestCode.UPDATE_CONSUMER_OFFSET)
         await trio.sleep(60)
         assert world.count(RequestCode.UPDATE_CONSUMER_OFFSET) == before

@@ -40,11 +40,10 @@ async def test_owned_queue_does_not_wait_for_a_pull_of_a_silent_broker(
     ):
         await settled(consumer)
         await trio.sleep(1)
-        group = world.groups["g"]
-        group.elect(1)  # the old leader does not answer the pulls it holds
+        world.group.elect(1)  # the old leader does not answer the pulls it holds
         await send(producer, 4)
         # Another part of this client asks the old leader for anything and is redirected.
-        one.leaders.learn("g", group.brokers[1].address, group.term)
+        one.leaders.learn("g", world.group.brokers[1].address, world.group.term)
         began = trio.current_time()
         await heard.wait_for(4)
         assert trio.current_time() - began < 2
@@ -139,7 +138,7 @@ async def test_given_up_queue_is_not_locked_again_beside_its_unlock(world: World
             await trio.sleep(0.5)
             return broker._unlock(asked)
 
-        world.groups["g"].on_each(RequestCode.UNLOCK_BATCH_MQ, unlock)
+        world.group.on_each(RequestCode.UNLOCK_BATCH_MQ, unlock)
         first = PushConsumer(one, "c", Heard(), {"T": "*"}, orderly=True)
         async with first:
             await settled(first)

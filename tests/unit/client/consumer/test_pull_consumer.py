@@ -178,7 +178,7 @@ async def test_commits_are_seen_by_the_next_query(world: World, client: ClientIn
         assert await consumer.committed_offset(QUEUE) is None
         await consumer.commit_offset(QUEUE, 17)
         assert await consumer.committed_offset(QUEUE) == 17
-        assert world.groups["g"].committed == {("c", "T", 0): 17}
+        assert world.group.committed == {("c", "T", 0): 17}
 
 
 async def test_commit_without_an_answer_is_unknown_not_refused() -> None:
@@ -190,7 +190,7 @@ async def test_commit_without_an_answer_is_unknown_not_refused() -> None:
         world.client() as client,
         PullConsumer(client, "c") as consumer,
     ):
-        world.groups["g"].brokers[0].on(RequestCode.UPDATE_CONSUMER_OFFSET, lost)
+        world.group.brokers[0].on(RequestCode.UPDATE_CONSUMER_OFFSET, lost)
         with pytest.raises(RequestTimedOutError) as caught:
             await consumer.commit_offset(QUEUE, 17)
     assert caught.value.outcome == "unknown"
@@ -199,13 +199,12 @@ async def test_commit_without_an_answer_is_unknown_not_refused() -> None:
 async def test_commit_refused_after_an_unknown_attempt_is_unknown(
     world: World, consumer: PullConsumer
 ) -> None:
-    group = world.groups["g"]
 
     def silent(_: RemotingCommand) -> Handled:
-        group.leader = None
+        world.group.leader = None
         return DEFERRED
 
-    group.brokers[0].on(RequestCode.UPDATE_CONSUMER_OFFSET, silent)
+    world.group.brokers[0].on(RequestCode.UPDATE_CONSUMER_OFFSET, silent)
     with pytest.raises(RequestTimedOutError) as caught:
         await consumer.commit_offset(QUEUE, 17, timeout_s=5)
     assert caught.value.outcome == "unknown"
@@ -214,17 +213,16 @@ async def test_commit_refused_after_an_unknown_attempt_is_unknown(
 async def test_lock_lost_after_an_unanswered_commit_is_unknown(
     world: World, consumer: PullConsumer
 ) -> None:
-    group = world.groups["g"]
 
     def silent(_: RemotingCommand) -> Handled:
-        group.elect(1)
+        world.group.elect(1)
         return DEFERRED
 
     def stale(asked: RemotingCommand) -> Handled:
         return response_to(asked, ResponseCode.STALE_LOCK_TOKEN, "another one has it")
 
-    group.brokers[0].on(RequestCode.UPDATE_CONSUMER_OFFSET, silent)
-    group.brokers[1].on(RequestCode.UPDATE_CONSUMER_OFFSET, stale)
+    world.group.brokers[0].on(RequestCode.UPDATE_CONSUMER_OFFSET, silent)
+    world.group.brokers[1].on(RequestCode.UPDATE_CONSUMER_OFFSET, stale)
     with pytest.raises(RequestTimedOutError):
         await consumer.commit_offset(QUEUE, 17, lock_token=3)
     with pytest.raises(LockLostError):
@@ -237,7 +235,7 @@ async def test_a_pull_follows_the_leader(
     async with PullConsumer(client, "c") as consumer:
         await producer.send_to(QUEUE, Message("T", b"1"))
         await consumer.pull(QUEUE, 0)
-        world.groups["g"].elect(1, register=False)
+        world.group.elect(1, register=False)
         result = await consumer.pull(QUEUE, 0)
         assert [m.body_bytes for m in result.messages] == [b"1"]
         assert client.counters.redirects_by_hint == 1
@@ -251,7 +249,7 @@ async def test_errors_of_reads_carry_code_and_remark() -> None:
     ):
         with pytest.raises(NoRouteError):
             await consumer.fetch_message_queues("nothing")
-        world.groups["g"].topics["U"] = 1
+        world.group.topics["U"] = 1
         await consumer.fetch_message_queues("U")
         answer = await client.ask("10.0.0.1:10911", RequestCode.QUERY_MESSAGE)
         assert answer.code == 3
@@ -269,11 +267,11 @@ async def test_queues_of_a_topic_just_made_by_a_send_are_waited_for(
 ) -> None:
     async with PullConsumer(client, "c") as consumer, trio.open_nursery() as nursery:
         await producer.send(Message("made", b"x"))
-        made = world.groups["g"].topics.pop("made", None)
+        made = world.group.topics.pop("made", None)
 
         async def list_it_later() -> None:
             await trio.sleep(1.0)
-            world.groups["g"].topics["made"] = made or 4
+            world.group.topics["made"] = made or 4
 
         nursery.start_soon(list_it_later)
         began = trio.current_time()
@@ -288,7 +286,7 @@ async def test_queues_of_a_topic_never_listed_end_in_an_error(
 ) -> None:
     async with PullConsumer(client, "c") as consumer:
         await producer.send(Message("made", b"x"))
-        world.groups["g"].topics.pop("made", None)
+        world.group.topics.pop("made", None)
         began = trio.current_time()
         with pytest.raises(NoRouteError):
             await consumer.fetch_message_queues("made")
@@ -333,7 +331,7 @@ def let_followers_serve(world: World, *, suggested: int = 0) -> None:
         return answer
 
     for code in PULLS:
-        world.groups["g"].on_each(code, pull)
+        world.group.on_each(code, pull)
 
 
 async def put(world: World, *bodies: bytes) -> None:
@@ -345,7 +343,7 @@ async def put(world: World, *bodies: bytes) -> None:
 async def test_the_suggested_follower_is_asked_next(world: World) -> None:
     await put(world, b"0", b"1", b"2")
     let_followers_serve(world, suggested=2)
-    leader, _, suggested = world.groups["g"].brokers
+    leader, _, suggested = world.group.brokers
     async with world.client() as client, PullConsumer(client, "c", follower_reads=True) as consumer:
         got = []
         for offset in range(3):
@@ -360,19 +358,18 @@ async def test_pull_at_a_suggested_follower_that_ended_costs_one_try(world: Worl
     let_followers_serve(world, suggested=2)
     async with world.client() as client, PullConsumer(client, "c", follower_reads=True) as consumer:
         await consumer.pull(QUEUE, 0, max_messages=1)
-        await world.groups["g"].brokers[2].kill()
+        await world.group.brokers[2].kill()
         result = await consumer.pull(QUEUE, 1, max_messages=1)
     assert [m.body_bytes for m in result.messages] == [b"1"]
-    assert pulls(world.groups["g"].brokers[0]) == 2
+    assert pulls(world.group.brokers[0]) == 2
 
 
 async def test_pull_without_a_leader_reads_stored_messages(world: World) -> None:
     await put(world, b"0", b"1")
     let_followers_serve(world)
-    group = world.groups["g"]
-    group.leader = None
-    group.register()
-    await group.brokers[0].kill()
+    world.group.leader = None
+    world.group.register()
+    await world.group.brokers[0].kill()
     async with world.client() as client, PullConsumer(client, "c", follower_reads=True) as consumer:
         result = await consumer.pull(QUEUE, 0)
         assert [m.body_bytes for m in result.messages] == [b"0", b"1"]
@@ -383,10 +380,9 @@ async def test_pull_without_a_leader_reads_stored_messages(world: World) -> None
 async def test_a_member_without_the_messages_is_not_the_last_one_asked(world: World) -> None:
     await put(world, b"0", b"1")
     let_followers_serve(world)
-    group = world.groups["g"]
-    behind = group.brokers[0]
-    group.leader = None
-    group.register()
+    behind = world.group.brokers[0]
+    world.group.leader = None
+    world.group.register()
 
     for code in PULLS:
         behind.on(code, behind._not_leader)
@@ -402,7 +398,7 @@ async def test_without_follower_reads_only_the_leader_is_asked(world: World) -> 
     async with world.client() as client, PullConsumer(client, "c") as consumer:
         for offset in range(2):
             await consumer.pull(QUEUE, offset, max_messages=1)
-    assert [pulls(broker) for broker in world.groups["g"].brokers] == [2, 0, 0]
+    assert [pulls(broker) for broker in world.group.brokers] == [2, 0, 0]
 
 
 async def test_pull_of_an_empty_queue_is_answered_by_the_leader(world: World) -> None:
@@ -413,7 +409,7 @@ async def test_pull_of_an_empty_queue_is_answered_by_the_leader(world: World) ->
         assert result.status is PullStatus.NO_NEW_MESSAGE
         with pytest.raises(OffsetIllegalError):
             await consumer.pull(QUEUE, 5, timeout_s=0)
-    assert [pulls(broker) > 0 for broker in world.groups["g"].brokers] == [True, False, False]
+    assert [pulls(broker) > 0 for broker in world.group.brokers] == [True, False, False]
 
 
 async def test_tags_are_compared_again_in_what_any_member_answers(world: World) -> None:
@@ -441,7 +437,7 @@ async def test_lock_token_is_shown_to_any_member(world: World) -> None:
 async def test_answer_without_an_offset_is_an_error_of_requests(
     world: World, client: ClientInstance
 ) -> None:
-    world.groups["g"].on(RequestCode.QUERY_CONSUMER_OFFSET, response_to)
+    world.group.on(RequestCode.QUERY_CONSUMER_OFFSET, response_to)
     async with PullConsumer(client, "c") as consumer:
         with pytest.raises(RequestFailedError, match="no offset"):
             await consumer.committed_offset(QUEUE)

@@ -44,13 +44,13 @@ async def test_push_consumer_gets_and_commits_earlier_and_later_sends(
         await heard.wait_for(20)
         assert max(heard.at) - trio.current_time() < 0.1
     assert sorted(heard.bodies) == sorted([*before, *after])
-    assert committed(world.groups["g"]) == dict.fromkeys(range(4), 5)
+    assert committed(world.group) == dict.fromkeys(range(4), 5)
     heartbeats = [s for s in world.seen if s.code == RequestCode.HEART_BEAT]
-    assert {s.node for s in heartbeats} == {b.address for b in world.groups["g"].brokers}
+    assert {s.node for s in heartbeats} == {b.address for b in world.group.brokers}
     (data,) = HeartbeatData.decode(heartbeats[-1].command.body).consumer_data_set
     assert (data.group_name, data.consume_type) == ("c", "CONSUME_PASSIVELY")
     assert [s.topic for s in data.subscription_data_set] == ["T", "%RETRY%c"]
-    assert not any(broker.consumers["c"] for broker in world.groups["g"].brokers)
+    assert not any(broker.consumers["c"] for broker in world.group.brokers)
 
 
 async def test_push_consumers_share_queues_and_take_over_at_once(world: World) -> None:
@@ -80,7 +80,7 @@ async def test_without_a_word_from_brokers_the_timer_finds_out(world: World) -> 
         world.client() as two,
         PushConsumer(one, "c", Heard(), {"T": "*"}) as consumer,
     ):
-        world.groups["g"].notifies = False
+        world.group.notifies = False
         await trio.sleep(5)
         async with PushConsumer(two, "c", Heard(), {"T": "*"}) as other:
             assert 2 < await settled(consumer, other, within_s=25) <= 21
@@ -95,7 +95,7 @@ async def test_rebalance_ignores_a_broker_that_knows_no_member_yet(world: World)
     ):
         await settled(consumer, other)
         before = owned(consumer, other), consumer.counts["rebalance_changes"]
-        for broker in world.groups["g"].brokers[:1]:
+        for broker in world.group.brokers[:1]:
             broker.consumers.clear()
         for _ in range(50):
             await trio.sleep(1)
@@ -114,12 +114,11 @@ async def test_a_killed_leader_costs_no_message_and_moves_no_queue(
         PushConsumer(two, "c", heard, {"T": "*"}, FIRST) as other,
     ):
         await settled(consumer, other)
-        group = world.groups["g"]
         bodies = await send(producer, 20)
         await heard.wait_for(20)
         before = owned(consumer, other), consumer.counts["rebalance_changes"]
-        await group.brokers[0].kill()
-        group.elect(1)
+        await world.group.brokers[0].kill()
+        world.group.elect(1)
         bodies += await send(producer, 20, first=20)
         await heard.wait_for(40, within_s=5)
         await trio.sleep(40)
@@ -164,7 +163,7 @@ async def test_where_a_new_group_begins(
             assert heard.bodies == bodies
             await send(producer, 1, queues=1, first=9)
             await heard.wait_for(len(bodies) + 1)
-        world.groups["g"].queue("T", 0).pop()
+        world.group.queue("T", 0).pop()
     (asked,) = [
         s
         for s in world.seen
@@ -179,20 +178,20 @@ async def test_an_offset_outside_the_queue_is_put_right(
     world: World, client: ClientInstance, producer: Producer, heard: Heard
 ) -> None:
     await send(producer, 2, queues=1)
-    world.groups["g"].committed["c", "T", 0] = 99
+    world.group.committed["c", "T", 0] = 99
     async with PushConsumer(client, "c", heard, {"T": "*"}):
         await trio.sleep(1)
         await send(producer, 1, queues=1, first=2)
         await heard.wait_for(1)
     assert heard.bodies == [b"2"]
-    assert committed(world.groups["g"])[0] == 3
+    assert committed(world.group)[0] == 3
 
 
 async def test_messages_in_hand_outlast_the_loss_of_those_behind(
     world: World, client: ClientInstance, producer: Producer
 ) -> None:
     """A leader without the end of the queue, as after a power cut without flushes."""
-    heard, group = Heard(), world.groups["g"]
+    heard, group = Heard(), world.group
     heard.delay_s = 1.0
     config = PushConfig(consume_from=FROM_FIRST, consume_tasks=1)
     await send(producer, 6, queues=1)
@@ -217,7 +216,7 @@ async def test_a_stop_lets_listeners_finish_and_leaves_the_rest(
         began = trio.current_time()
     assert trio.current_time() - began == pytest.approx(2, abs=0.1)
     assert heard.bodies == [b"0", b"1"]
-    assert committed(world.groups["g"])[0] == 2
+    assert committed(world.group)[0] == 2
     assert world.count(RequestCode.UNREGISTER_CLIENT) == 3
 
 
@@ -230,7 +229,7 @@ async def test_stop_waits_no_longer_than_its_limit(
         await heard.wait_for(1)
         began = trio.current_time()
     assert trio.current_time() - began == pytest.approx(5, abs=0.1)
-    assert committed(world.groups["g"]).get(0, 0) == 0
+    assert committed(world.group).get(0, 0) == 0
 
 
 async def test_stop_does_not_wait_for_listeners_that_are_cancelled(
@@ -244,7 +243,7 @@ async def test_stop_does_not_wait_for_listeners_that_are_cancelled(
             await trio.sleep_forever()
     assert trio.current_time() - began == pytest.approx(2.0, abs=0.5)
     assert (heard.bodies, heard.running) == ([b"0"], 0)
-    assert committed(world.groups["g"]).get(0, 0) == 0
+    assert committed(world.group).get(0, 0) == 0
 
 
 async def test_suspended_consumer_keeps_its_queues_and_gets_nothing(
@@ -279,7 +278,7 @@ async def test_broadcasting_gives_all_to_each_and_drops_failures(world: World) -
             assert first.counts["dropped"] == 8
         assert [sorted(h.bodies) for h in heard] == [bodies, bodies]
         assert world.count(RequestCode.CONSUMER_SEND_MSG_BACK) == 0
-        assert world.groups["g"].committed == {}
+        assert world.group.committed == {}
         bodies_said = [s.command.body for s in world.seen if s.code == RequestCode.HEART_BEAT]
         data = HeartbeatData.decode(next(b for b in bodies_said if b"BROADCASTING" in bytes(b)))
         assert data.consumer_data_set[0].message_model == "BROADCASTING"
@@ -303,7 +302,7 @@ async def test_a_topic_may_come_later_and_go_again(
         consumer.unsubscribe("T")
         await trio.sleep(2)
         assert owned(consumer) == [[]]
-        assert committed(world.groups["g"])[0] == 1
+        assert committed(world.group)[0] == 1
 
 
 def _versions(seen: Sequence[Seen], topic: str) -> list[int]:
@@ -321,7 +320,7 @@ async def test_push_consumer_finds_a_topic_created_later(
 ) -> None:
     async with PushConsumer(client, "c", Heard(), {"later": "*"}) as consumer:
         await trio.sleep(3)
-        world.groups["g"].topics["later"] = 2
+        world.group.topics["later"] = 2
         await settled(consumer, count=2, within_s=8, topic="later")
 
 
@@ -330,7 +329,6 @@ async def test_a_refused_pull_is_tried_again_after_a_while(
 ) -> None:
     await send(producer, 1, queues=1)
     refused: list[float] = []
-    group = world.groups["g"]
 
     def pull(broker: Broker, asked: RemotingCommand) -> Handled:
         if len(refused) < 2 and asked.ext["queueId"] == "0" and asked.ext["topic"] == "T":
@@ -338,7 +336,7 @@ async def test_a_refused_pull_is_tried_again_after_a_while(
             return response_to(asked, ResponseCode.SUBSCRIPTION_NOT_EXIST, "not yet")
         return broker._pull(asked)
 
-    group.on_each(RequestCode.PULL_MESSAGE, pull)
+    world.group.on_each(RequestCode.PULL_MESSAGE, pull)
     async with PushConsumer(client, "c", heard, {"T": "*"}, FIRST):
         await heard.wait_for(1)
         assert heard.at[0] - refused[0] == pytest.approx(6, abs=0.2)
@@ -368,13 +366,13 @@ async def test_what_was_pulled_stays_when_the_queue_now_begins_later(
             return response_to(asked, ResponseCode.PULL_OFFSET_MOVED, None, ext)
         return broker._pull(asked)
 
-    world.groups["g"].on_each(RequestCode.PULL_MESSAGE, pull)
+    world.group.on_each(RequestCode.PULL_MESSAGE, pull)
     await send(producer, 10, queues=1)
     config = PushConfig(consume_from=FROM_FIRST, consume_tasks=1, pull_batch_size=4)
     async with PushConsumer(client, "c", heard, {"T": "*"}, config):
         await heard.wait_for(1)
         await trio.sleep(7)
-        assert committed(world.groups["g"]).get(0, 0) == 0  # the listener has it still
+        assert committed(world.group).get(0, 0) == 0  # the listener has it still
         await heard.wait_for(6)
         assert heard.bodies == [b"0", b"1", b"2", b"3", b"8", b"9"]
 
@@ -382,11 +380,11 @@ async def test_what_was_pulled_stays_when_the_queue_now_begins_later(
 async def test_an_answer_without_an_offset_is_asked_for_again(
     world: World, client: ClientInstance, producer: Producer, heard: Heard
 ) -> None:
-    world.groups["g"].on(RequestCode.QUERY_CONSUMER_OFFSET, response_to)
+    world.group.on(RequestCode.QUERY_CONSUMER_OFFSET, response_to)
     await send(producer, 1)
     async with PushConsumer(client, "c", heard, {"T": "*"}, FIRST):
         await trio.sleep(10)
-        world.groups["g"].on_each(RequestCode.QUERY_CONSUMER_OFFSET, Broker._committed)
+        world.group.on_each(RequestCode.QUERY_CONSUMER_OFFSET, Broker._committed)
         await heard.wait_for(1, within_s=3)
 
 
@@ -406,8 +404,8 @@ async def test_unsubscribed_topic_is_not_read_without_its_tags(
         answer = broker._pull(asked)
         return await answer if isinstance(answer, Awaitable) else answer
 
-    world.groups["g"].on_each(RequestCode.GET_CONSUMER_LIST_BY_GROUP, slow)
-    world.groups["g"].on_each(RequestCode.PULL_MESSAGE, pull)
+    world.group.on_each(RequestCode.GET_CONSUMER_LIST_BY_GROUP, slow)
+    world.group.on_each(RequestCode.PULL_MESSAGE, pull)
     async with PushConsumer(client, "c", heard, {"T": "A"}, config) as consumer:
         await heard.wait_for(7)
         consumer.subscribe("other")  # a rebalance is under way
@@ -422,9 +420,8 @@ async def test_unsubscribed_topic_is_not_read_without_its_tags(
 
 
 async def test_members_are_asked_for_once_for_all_topics(world: World) -> None:
-    group = world.groups["g"]
     topics = [f"T{number}" for number in range(20)]
-    group.topics |= dict.fromkeys(topics, 2)
+    world.group.topics |= dict.fromkeys(topics, 2)
     async with (
         world.client() as client,
         PushConsumer(client, "c", Heard(), dict.fromkeys(topics, "*")) as consumer,
@@ -433,17 +430,14 @@ async def test_members_are_asked_for_once_for_all_topics(world: World) -> None:
         before = world.count(RequestCode.GET_CONSUMER_LIST_BY_GROUP)
         await consumer._rebalance.rebalance()
         asked = world.count(RequestCode.GET_CONSUMER_LIST_BY_GROUP) - before
-    assert asked == len(group.brokers)
+    assert asked == len(world.group.brokers)
 
 
 async def test_consumer_that_no_broker_counts_takes_no_queue(
     world: World, client: ClientInstance
 ) -> None:
     answer = ConsumerIdList(consumer_id_list=["another"]).encode()
-    world.groups["g"].on(
-        RequestCode.GET_CONSUMER_LIST_BY_GROUP,
-        fixed(body=answer),
-    )
+    world.group.on(RequestCode.GET_CONSUMER_LIST_BY_GROUP, fixed(body=answer))
     async with PushConsumer(client, "c", Heard(), {"T": "*"}, FIRST) as consumer:
         await trio.sleep(60)
         assert owned(consumer) == [[]]

@@ -53,7 +53,7 @@ async def test_a_failed_message_comes_back_with_its_topic_and_a_count(
         "maxReconsumeTimes": "16",
     }
     assert int(again.command.ext["offset"]) > 0
-    assert world.groups["g"].committed["c", "%RETRY%c", 0] == 2
+    assert world.group.committed["c", "%RETRY%c", 0] == 2
 
 
 async def test_listener_error_counts_as_failed_and_others_go_on(
@@ -69,7 +69,7 @@ async def test_listener_error_counts_as_failed_and_others_go_on(
     async with PushConsumer(client, "c", heard, {"T": "*"}, FIRST):
         await heard.wait_for(5)
     assert sorted(heard.bodies) == [b"0", b"1", b"1", b"2", b"3"]
-    assert committed(world.groups["g"]) == dict.fromkeys(range(4), 1)
+    assert committed(world.group) == dict.fromkeys(range(4), 1)
 
 
 def refusing(world: World) -> Heard:
@@ -78,17 +78,14 @@ def refusing(world: World) -> Heard:
     heard.answer = lambda message, _: (
         None if message.reconsume_times else ConsumeStatus.RECONSUME_LATER
     )
-    world.groups["g"].on(
-        RequestCode.CONSUMER_SEND_MSG_BACK,
-        fixed(1, "look message by offset failed"),
-    )
+    world.group.on(RequestCode.CONSUMER_SEND_MSG_BACK, fixed(1, "look message by offset failed"))
     return heard
 
 
 async def test_message_that_is_not_taken_back_goes_to_the_retry_topic(
     world: World, client: ClientInstance, producer: Producer
 ) -> None:
-    heard, group = refusing(world), world.groups["g"]
+    heard, group = refusing(world), world.group
     async with PushConsumer(client, "c", heard, {"T": "*"}, FIRST) as consumer:
         await producer.send_to(QUEUE, Message("T", b"hard", properties={"own": "x"}))
         await heard.wait_for(2)
@@ -112,7 +109,7 @@ async def test_message_that_is_not_taken_back_goes_to_the_retry_topic(
 async def test_message_that_cannot_go_back_is_tried_in_place(
     world: World, client: ClientInstance, producer: Producer
 ) -> None:
-    heard, group = refusing(world), world.groups["g"]
+    heard, group = refusing(world), world.group
     async with PushConsumer(client, "c", heard, {"T": "*"}, FIRST) as consumer:
         await producer.send_to(QUEUE, Message("T", b"hard"))
         group.intercept(fixed(ResponseCode.NO_PERMISSION, "no"))
@@ -141,7 +138,7 @@ async def test_tries_are_limited_and_the_delay_is_the_listeners(
         await trio.sleep(60)
     asked = [s.command.ext for s in world.seen if s.code == RequestCode.CONSUMER_SEND_MSG_BACK]
     assert [(a["delayLevel"], a["maxReconsumeTimes"]) for a in asked] == [("5", "2")] * 3
-    assert world.groups["g"].bodies("%DLQ%c") == [b"hard"]
+    assert world.group.bodies("%DLQ%c") == [b"hard"]
     assert len(heard.bodies) == 3
 
 
@@ -160,18 +157,14 @@ async def test_send_to_retry_topic_has_tries_of_send_back(
         return ConsumeStatus.RECONSUME_LATER
 
     heard.answer = answer
-    group = world.groups["g"]
-    group.on(
-        RequestCode.CONSUMER_SEND_MSG_BACK,
-        fixed(1, "look message by offset failed"),
-    )
+    world.group.on(RequestCode.CONSUMER_SEND_MSG_BACK, fixed(1, "look message by offset failed"))
     config = PushConfig(consume_from=FROM_FIRST, max_reconsume_times=2)
     async with PushConsumer(client, "c", heard, {"T": "*"}, config):
         await producer.send_to(QUEUE, Message("T", b"hard"))
         await heard.wait_for(tries)
         await trio.sleep(60)
     assert [m.reconsume_times for m in heard.messages] == list(range(tries))
-    assert group.bodies("%DLQ%c") == [b"hard"]
+    assert world.group.bodies("%DLQ%c") == [b"hard"]
 
 
 async def test_part_of_a_batch_may_be_acknowledged(
@@ -203,14 +196,14 @@ async def test_listener_over_its_timeout_ends_and_message_goes_back(
         assert (heard.running, world.count(RequestCode.CONSUMER_SEND_MSG_BACK)) == (1, 0)
         await trio.sleep(2 * 60)
         assert (heard.running, consumer.counts["expired"]) == (0, 1)
-    assert world.groups["g"].bodies("%DLQ%c") == [b"0"]
-    assert committed(world.groups["g"])[0] == 1
+    assert world.group.bodies("%DLQ%c") == [b"0"]
+    assert committed(world.group)[0] == 1
 
 
 async def test_message_that_fails_while_its_queue_leaves_stays(
     world: World, client: ClientInstance, producer: Producer
 ) -> None:
-    heard, group = Heard(), world.groups["g"]
+    heard, group = Heard(), world.group
     heard.delay_s = 0.5
     heard.answer = lambda _message, _context: ConsumeStatus.RECONSUME_LATER
     await send(producer, 2, queues=1)
@@ -244,9 +237,9 @@ async def test_a_plain_function_runs_in_threads_and_may_take_too_long(world: Wor
         ) as consumer:
             await trio.sleep(70)
             assert consumer.counts["expired"] == 1
-            assert world.groups["g"].bodies("%DLQ%c") == [b"1"]
+            assert world.group.bodies("%DLQ%c") == [b"1"]
     assert sorted(heard) == [b"0", b"1", b"2"]
-    assert committed(world.groups["g"])[0] == 3
+    assert committed(world.group)[0] == 3
     assert len(client.executor.kinds) == 3
 
 
@@ -282,10 +275,10 @@ async def test_part_that_succeeded_is_committed_while_others_go_back(
         return response_to(asked)
 
     heard.answer = answer
-    world.groups["g"].on(RequestCode.CONSUMER_SEND_MSG_BACK, slow)
+    world.group.on(RequestCode.CONSUMER_SEND_MSG_BACK, slow)
     config = PushConfig(consume_from=FROM_FIRST, consume_message_batch_max_size=8)
     await send(producer, 8, queues=1)
     async with PushConsumer(client, "c", heard, {"T": "*"}, config):
         await heard.wait_for(8)
         await trio.sleep(6)
-        assert 2 <= committed(world.groups["g"])[0] < 8  # others are to be sent back still
+        assert 2 <= committed(world.group)[0] < 8  # others are to be sent back still

@@ -15,6 +15,7 @@ from dledger.remoting.protocol.bodies import LockBatchRequestBody, LockBatchResp
 from dledger.remoting.protocol.codes import RequestCode
 from dledger.remoting.protocol.command import RemotingCommand, request, response_to
 from dledger.remoting.protocol.outcome import Condition, answer
+from tests.harness.beside import beside
 from tests.unit.client.fake_cluster import World
 
 QUEUE = MessageQueue("T", "g", 0)
@@ -29,7 +30,7 @@ async def test_tokens_follow_the_grants(world: World, client: ClientInstance) ->
         return response_to(command, 0, None, {"lockTokens": next(tokens)}, granted)
 
     async with trio.open_nursery() as nursery:
-        world.groups["g"].on(RequestCode.LOCK_BATCH_MQ, lock)
+        world.group.on(RequestCode.LOCK_BATCH_MQ, lock)
         await client.route("T")
         locks = QueueLocks(client, "c", lambda: [QUEUE])
         nursery.start_soon(locks.run)
@@ -52,14 +53,12 @@ async def test_lock_counts_from_when_it_was_asked_for(world: World, client: Clie
         body = LockBatchRequestBody.decode(command.body)
         return response_to(command, 0, None, None, LockBatchResponseBody(body.mq_set).encode())
 
-    world.groups["g"].on(RequestCode.LOCK_BATCH_MQ, answer_late)
+    world.group.on(RequestCode.LOCK_BATCH_MQ, answer_late)
     await client.route("T")
     locks = QueueLocks(client, "c", lambda: [QUEUE])
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(locks.run)
+    async with beside(locks.run):
         await locks.held(QUEUE)
         assert locks.left_s(QUEUE) == pytest.approx(EXPIRES_S - 2.0, abs=0.1)
-        nursery.cancel_scope.cancel()
 
 
 async def test_a_lock_that_is_not_named_again_is_lost(world: World, client: ClientInstance) -> None:
@@ -69,16 +68,14 @@ async def test_a_lock_that_is_not_named_again_is_lost(world: World, client: Clie
         return response_to(command, 0, None, None, LockBatchResponseBody(granted).encode())
 
     end = trio.current_time() + 10
-    world.groups["g"].on(RequestCode.LOCK_BATCH_MQ, lock)
+    world.group.on(RequestCode.LOCK_BATCH_MQ, lock)
     await client.route("T")
     locks = QueueLocks(client, "c", lambda: [QUEUE])
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(locks.run)
+    async with beside(locks.run):
         grant = await locks.held(QUEUE)
         await locks.ended(QUEUE, grant)
         assert trio.current_time() < end + EXPIRES_S - 10, "no longer than until the renewal"
         assert not locks.is_held(QUEUE)
-        nursery.cancel_scope.cancel()
 
 
 Q0, Q1 = MessageQueue("T", "g", 0), MessageQueue("T", "g", 1)
@@ -91,7 +88,7 @@ def grants(world: World, ext: dict[str, str]) -> None:
         body = LockBatchRequestBody.decode(command.body)
         return response_to(command, 0, None, ext, LockBatchResponseBody(body.mq_set[:1]).encode())
 
-    world.groups["g"].on(RequestCode.LOCK_BATCH_MQ, lock)
+    world.group.on(RequestCode.LOCK_BATCH_MQ, lock)
 
 
 def asked(world: World) -> list[RemotingCommand]:
@@ -144,9 +141,7 @@ async def test_tokens_that_do_not_fit_are_no_answer(world: World, client: Client
 async def test_lock_refusal_has_whether_it_may_have_happened(
     world: World, client: ClientInstance, condition: Condition, error: type[RequestFailedError]
 ) -> None:
-    world.groups["g"].on(
-        RequestCode.LOCK_BATCH_MQ, lambda command: answer(command, condition, "no")
-    )
+    world.group.on(RequestCode.LOCK_BATCH_MQ, lambda command: answer(command, condition, "no"))
     await client.route("T")
     with pytest.raises(error) as caught:
         await LockClient(client, "c").lock([Q0])
@@ -155,7 +150,7 @@ async def test_lock_refusal_has_whether_it_may_have_happened(
 
 async def test_an_old_token_is_an_error_of_its_own(world: World, client: ClientInstance) -> None:
     async with PullConsumer(client, "c") as consumer:
-        broker = world.groups["g"].brokers[0]
+        broker = world.group.brokers[0]
         broker.on(
             RequestCode.UPDATE_CONSUMER_OFFSET,
             lambda asked: answer(asked, Condition.STALE_LOCK_TOKEN, "taken"),

@@ -34,7 +34,7 @@ class Steps:
     """Answers steps at every member, and keeps them."""
 
     def __init__(self, world: World) -> None:
-        self.group = world.groups["g"]
+        self.group = world.group
         self.seen: list[RemotingCommand] = []
         self.answers: list[Callable[[RemotingCommand], Handled]] = []
         self.group.on(RequestCode.CONSUME_STEP, self._answer)
@@ -110,13 +110,12 @@ async def test_step_waits_for_a_leader_that_its_route_did_not_have(
     world: World, client: ClientInstance
 ) -> None:
     steps = Steps(world)
-    group = world.groups["g"]
     async with PullConsumer(client, "c") as consumer:
         await consumer.committed_offset(QUEUE)
-        group.leader = None
-        group.register()
+        world.group.leader = None
+        world.group.register()
         await client.route("T", fresh=True)
-        group.elect(1)
+        world.group.elect(1)
         await take(consumer, 1, Message("T", b"x"))
     assert steps.seen[-1].ext["commits"] == [["T", 0, -1, 1]]
 

@@ -30,7 +30,7 @@ FIRST = PushConfig(consume_from=FROM_FIRST)
 
 def channel(world: World) -> Connection:
     """Return the connection by which the leader reaches the one consumer of "c"."""
-    (connection,) = world.groups["g"].brokers[0].consumers["c"]
+    (connection,) = world.group.brokers[0].consumers["c"]
     return connection
 
 
@@ -86,12 +86,12 @@ async def test_reset_repeats_its_offsets_and_is_stored_at_once(orderly: bool) ->
         await send(producer, 20)
         await heard.wait_for(20)
         await trio.sleep(6)
-        assert committed(world.groups["g"]) == dict.fromkeys(range(4), 5)
+        assert committed(world.group) == dict.fromkeys(range(4), 5)
         tell_reset(world, {0: 2, 1: 5, 3: 4})
         await trio.sleep(1)
         assert sorted(heard.bodies[20:]) == [b"12", b"16", b"19", b"8"]
         await trio.sleep(6)
-        assert committed(world.groups["g"]) == dict.fromkeys(range(4), 5)
+        assert committed(world.group) == dict.fromkeys(range(4), 5)
 
 
 async def test_a_reset_forward_skips_what_was_pulled_and_what_was_not() -> None:
@@ -103,10 +103,10 @@ async def test_a_reset_forward_skips_what_was_pulled_and_what_was_not() -> None:
         await heard.wait_for(2)
         tell_reset(world, dict.fromkeys(range(4), 10))
         await trio.sleep(0.1)
-        assert committed(world.groups["g"]) == dict.fromkeys(range(4), 10)
+        assert committed(world.group) == dict.fromkeys(range(4), 10)
         await trio.sleep(30)
         assert len(heard.bodies) == 2
-        assert committed(world.groups["g"]) == dict.fromkeys(range(4), 10)
+        assert committed(world.group) == dict.fromkeys(range(4), 10)
         later = await send(producer, 4, first=40)
         await heard.wait_for(6)
         assert sorted(heard.bodies[2:]) == later
@@ -125,9 +125,9 @@ async def test_old_messages_hold_new_ones_back_for_ten_seconds() -> None:
         assert 9.9 < trio.current_time() - began < 10.5
         # The listener of the old message ends first; the new one is what counts.
         await trio.sleep(55)
-        assert committed(world.groups["g"])[0] == 0
+        assert committed(world.group)[0] == 0
         await trio.sleep(20)
-        assert committed(world.groups["g"])[0] == 1
+        assert committed(world.group)[0] == 1
 
 
 async def test_a_consumer_that_is_suspended_stays_so() -> None:
@@ -139,7 +139,7 @@ async def test_a_consumer_that_is_suspended_stays_so() -> None:
         tell_reset(world, dict.fromkeys(range(4), 0))
         await trio.sleep(30)
         assert len(heard.bodies) == 4
-        assert committed(world.groups["g"]) == dict.fromkeys(range(4), 0)
+        assert committed(world.group) == dict.fromkeys(range(4), 0)
         consumer.resume()
         await heard.wait_for(8)
 
@@ -150,12 +150,11 @@ async def test_a_reset_that_cannot_be_stored_is_stored_later() -> None:
         await send(producer, 4)
         await heard.wait_for(4)
         await trio.sleep(6)
-        group = world.groups["g"]
-        leader, group.leader = group.leader, None
+        leader, world.group.leader = world.group.leader, None
         tell_reset(world, {2: 0})
         await trio.sleep(4)
-        assert committed(group)[2] == 1
-        group.leader = leader
+        assert committed(world.group)[2] == 1
+        world.group.leader = leader
         await heard.wait_for(5)
         assert heard.bodies[4] == b"2"
 
@@ -319,7 +318,7 @@ async def test_one_message_is_consumed_now_and_moves_no_offset(
     heard.answer = lambda _message, _context: status
     async with consuming(heard, orderly=orderly) as (world, _, _, _):
         await trio.sleep(6)
-        before = dict(world.groups["g"].committed)
+        before = dict(world.group.committed)
         answer = await ask(
             world,
             RequestCode.CONSUME_MESSAGE_DIRECTLY,
@@ -333,7 +332,7 @@ async def test_one_message_is_consumed_now_and_moves_no_offset(
         assert (message.topic, message.queue_id, message.queue_offset) == ("T", 3, 9)
         assert (message.reconsume_times, message.tags, message.broker_name) == (2, "a", "g")
         await trio.sleep(6)
-        assert world.groups["g"].committed == before
+        assert world.group.committed == before
 
 
 async def test_an_error_of_the_listener_is_an_answer() -> None:

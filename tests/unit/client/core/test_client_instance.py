@@ -28,16 +28,15 @@ from tests.unit.client.fake_cluster import World, open_world
 
 async def test_one_heartbeat_per_broker_every_30_s() -> None:
     async with open_world() as world, world.client(instance_name="i") as client:
-        group = world.groups["g"]
         async with Producer(client, "p1") as one, Producer(client, "p2") as two:
             await one.send(Message("T", b"1"))
             await two.send(Message("T", b"2"))
             await trio.sleep(1)
-            begun = group.brokers[0].count(RequestCode.HEART_BEAT)
+            begun = world.group.brokers[0].count(RequestCode.HEART_BEAT)
             await trio.sleep(90)
-            beats = [s for s in group.brokers[0].seen if s.code == RequestCode.HEART_BEAT]
+            beats = [s for s in world.group.brokers[0].seen if s.code == RequestCode.HEART_BEAT]
             assert len(beats) - begun == 3
-            assert group.brokers[1].count(RequestCode.HEART_BEAT) == 0
+            assert world.group.brokers[1].count(RequestCode.HEART_BEAT) == 0
             assert world.network.connects["10.0.0.1", 10911] == 1
         body = msgspec.json.decode(beats[-1].command.body)
     assert body == {
@@ -53,17 +52,16 @@ async def test_one_heartbeat_per_broker_every_30_s() -> None:
 
 async def test_heartbeat_reaches_a_new_leader_at_once(world: World, client: ClientInstance) -> None:
     """Also when its connection was open before for something else."""
-    group = world.groups["g"]
-    for broker in group.brokers:
+    for broker in world.group.brokers:
         await client.ask(broker.address, RequestCode.RAFT_STATUS)
     async with Producer(client, "p") as producer:
         await producer.send(Message("T", b"1"))
         await trio.sleep(0.1)
-        assert group.brokers[0].count(RequestCode.HEART_BEAT) > 0
-        group.elect(2, register=False)
+        assert world.group.brokers[0].count(RequestCode.HEART_BEAT) > 0
+        world.group.elect(2, register=False)
         await producer.send(Message("T", b"2"))
         await trio.sleep(0.1)
-        assert group.brokers[2].count(RequestCode.HEART_BEAT) > 0
+        assert world.group.brokers[2].count(RequestCode.HEART_BEAT) > 0
 
 
 async def test_consumers_are_announced_to_followers_too() -> None:
@@ -74,9 +72,7 @@ async def test_consumers_are_announced_to_followers_too() -> None:
     ):
         await consumer.fetch_message_queues("T")
         await trio.sleep(31)
-        (beat,) = [
-            s for s in world.groups["g"].brokers[2].seen if s.code == RequestCode.HEART_BEAT
-        ][:1]
+        (beat,) = [s for s in world.group.brokers[2].seen if s.code == RequestCode.HEART_BEAT][:1]
         with pytest.raises(ConfigError, match="in use"):
             client.heartbeats.add_consumer("c")
     (data,) = msgspec.json.decode(beat.command.body)["consumerDataSet"]
@@ -95,7 +91,7 @@ async def test_close_unregisters_both_groups() -> None:
             await producer.send(Message("T", b"1"))
         byes = [
             s.command.ext
-            for s in world.groups["g"].brokers[0].seen
+            for s in world.group.brokers[0].seen
             if s.code == RequestCode.UNREGISTER_CLIENT
         ]
     assert byes == [
@@ -150,7 +146,7 @@ async def test_a_closed_instance_refuses(world: World) -> None:
 
 async def test_routes_are_polled_every_30_s(world: World, producer: Producer) -> None:
     await producer.send(Message("T", b"1"))
-    world.groups["g"].topics["T"] = 6
+    world.group.topics["T"] = 6
     await trio.sleep(31)
     queues = {(await producer.send(Message("T", b"x"))).message_queue.queue_id for _ in range(6)}
     assert queues == set(range(6))
@@ -169,7 +165,7 @@ async def test_a_broker_that_never_answers_is_unreachable(
 async def test_news_wakes_heartbeats_after_others_sent_some(
     world: World, client: ClientInstance
 ) -> None:
-    leader = world.groups["g"].brokers[0]
+    leader = world.group.brokers[0]
     async with Producer(client, "p") as producer:
         await producer.send(Message("T", b"1"))
         await trio.sleep(1)
@@ -193,7 +189,6 @@ async def test_block_of_an_abandoned_client_goes_on(world: World) -> None:
 
 
 async def test_a_refused_heartbeat_is_sent_again_soon(world: World, client: ClientInstance) -> None:
-    group = world.groups["g"]
     refusals = [2]
 
     def heard(_connection: Connection, _data: HeartbeatData) -> None:
@@ -201,18 +196,18 @@ async def test_a_refused_heartbeat_is_sent_again_soon(world: World, client: Clie
             refusals[0] -= 1
             raise BusyError("too many heartbeats")
 
-    group.brokers[1].heard = heard
+    world.group.brokers[1].heard = heard
     await client.route("T")
     client.heartbeats.add_sharing_consumer(ConsumerData(group_name="c"), lambda: None)
     await trio.sleep(0.5)
-    assert [list(broker.consumers.get("c", {})) == [] for broker in group.brokers] == [
+    assert [list(broker.consumers.get("c", {})) == [] for broker in world.group.brokers] == [
         False,
         True,
         False,
     ]
     await trio.sleep(2 * (AGAIN_S + 0.5))
     assert refusals == [0]
-    assert list(group.brokers[1].consumers["c"].values()) == [client.client_id]
+    assert list(world.group.brokers[1].consumers["c"].values()) == [client.client_id]
     assert await client.heartbeats.send()
 
 
@@ -220,7 +215,7 @@ async def test_a_refused_heartbeat_is_sent_again_soon(world: World, client: Clie
 async def test_a_group_that_comes_back_is_announced_again(
     world: World, client: ClientInstance, is_asked: bool
 ) -> None:
-    leader = world.groups["g"].brokers[0]
+    leader = world.group.brokers[0]
     await client.route("T")
     heartbeats = client.heartbeats
     for add, remove in (

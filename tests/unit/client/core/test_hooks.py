@@ -150,7 +150,7 @@ async def test_hooks_run_once_before_and_once_after_a_send(rocketmq: bool) -> No
         Producer(client, "p", config) as producer,
     ):
         result = await producer.send(message)
-        leader = world.groups["g"].leader
+        leader = world.group.leader
     context = hook.the_one()
     assert context.message is message
     assert (context.producer_group, context.broker_addr, context.born_host) == (
@@ -175,7 +175,7 @@ async def test_hooks_run_for_every_way_to_send() -> None:
         batch = await producer.send_batch([Message("T", b"b0"), Message("T", b"b1")])
         await producer.send_oneway(Message("T", b"oneway"))
         await trio.sleep(1)
-        assert len(queue_bodies(world.groups["g"])) == 6
+        assert len(queue_bodies(world.group)) == 6
     assert hook.before == hook.after
     assert [(c.communication_mode.name, c.msg_type.name) for c in hook.after] == [
         ("SYNC", "DELAY_MSG"),
@@ -194,10 +194,10 @@ async def test_hooks_run_for_every_way_to_send() -> None:
 async def test_hooks_run_for_a_refusal_and_a_cancelled_sender() -> None:
     hook = Sends()
     async with hooked(hook) as (world, producer):
-        world.groups["g"].refused_queues["T", 0] = 16
+        world.group.refused_queues["T", 0] = 16
         with pytest.raises(BrokerRefusedError) as caught:
             await producer.send_to(QUEUE, Message("T", b"no"))
-        world.groups["g"].brokers[0].delay_s = 1.0
+        world.group.brokers[0].delay_s = 1.0
         with trio.move_on_after(0.5):
             await producer.send_to(OTHER, Message("T", b"late"))
         assert len(hook.after) == 2
@@ -213,7 +213,7 @@ async def test_hooks_get_the_group_a_send_moved_to() -> None:
     async with hooked(hook, idempotent=False) as (world, producer):
         await world.add_group("h", 1, 11911)
         queues = await producer.publish_queues("T")
-        for broker in world.groups["g"].brokers:
+        for broker in world.group.brokers:
             await broker.kill()
         for _ in queues:
             await producer.send(Message("T", b"x"))
@@ -226,7 +226,7 @@ async def test_hooks_run_for_a_oneway_send_that_cannot_leave() -> None:
     hook = Sends()
     async with hooked(hook, attempt_timeout_s=0.2) as (world, producer):
         await producer.publish_queues("T")
-        for broker in world.groups["g"].brokers:
+        for broker in world.group.brokers:
             await broker.kill()
         with pytest.raises(BrokerUnreachableError) as caught:
             await producer.send_oneway(Message("T", b"x"))
@@ -242,11 +242,11 @@ async def test_hooks_that_raise_lose_nothing_and_are_logged() -> None:
             assert batch[0].queue_offset == 1
             await producer.send_to(QUEUE, Message("T", b"2", delay_level=1))
             await producer.send_oneway(Message("T", b"3"), queue=QUEUE)
-            world.groups["g"].refused_queues["T", 1] = 16
+            world.group.refused_queues["T", 1] = 16
             with pytest.raises(BrokerRefusedError):
                 await producer.send_to(OTHER, Message("T", b"no"))
             await trio.sleep(1)
-            assert queue_bodies(world.groups["g"]) == [b"0", b"1", b"2", b"3"]
+            assert queue_bodies(world.group) == [b"0", b"1", b"2", b"3"]
     assert len(good.before) == len(good.after) == len(bad.after) == 5
     failed = [line for line in logs if line["event"] == "hook_failed"]
     assert len(failed) == 10
@@ -263,7 +263,7 @@ async def test_hooks_run_for_sends_that_closing_fails() -> None:
 
         async def fail() -> None:
             async with Producer(client, "p", config) as producer:
-                world.groups["g"].brokers[0].intercept = lambda _: DEFERRED
+                world.group.brokers[0].intercept = lambda _: DEFERRED
                 await producer.send_async(Message("T", b"x"))
                 await trio.sleep(0.5)
                 raise RuntimeError("the caller's")
@@ -291,7 +291,7 @@ async def test_hooks_run_for_half_messages_and_decisions() -> None:
         return LocalTransactionState.COMMIT
 
     async with open_world() as world, world.client() as client:
-        transactions = FakeTransactions(world.groups["g"])
+        transactions = FakeTransactions(world.group)
         async with TransactionProducer(client, "pg", unasked, config) as producer:
             result = await producer.send_in_transaction(order, commit)
         assert transactions.decisions == {0: 8}
@@ -302,7 +302,7 @@ async def test_hooks_run_for_half_messages_and_decisions() -> None:
     assert (end.transaction_state, end.from_transaction_check) == (
         LocalTransactionState.COMMIT, False,
     )  # fmt: skip
-    assert (end.producer_group, end.broker_addr) == ("pg", world.groups["g"].leader)
+    assert (end.producer_group, end.broker_addr) == ("pg", world.group.leader)
 
 
 # ---------------------------------------------------------------------------------- consumers
@@ -316,12 +316,12 @@ async def test_hooks_run_for_every_call_of_a_listener(raises: bool, orderly: boo
     heard.answer = lambda _message, _context: next(answers)
     config = PushConfig(consume_from=FROM_FIRST, consume_message_hooks=(hook,))
     async with open_world() as world, world.client() as client, Producer(client, "p") as producer:
-        world.groups["g"].makes_retry_topics = True
+        world.group.makes_retry_topics = True
         await send(producer, 1)
         async with PushConsumer(client, "c", heard, {"T": "*"}, config, orderly=orderly):
             await heard.wait_for(2 if orderly else 1)
             await trio.sleep(1)
-        assert committed(world.groups["g"])[0] == 1
+        assert committed(world.group)[0] == 1
     good, bad = (
         ("SUCCESS", "SUSPEND_CURRENT_QUEUE_A_MOMENT")
         if orderly
@@ -371,7 +371,7 @@ async def test_hooks_run_when_a_poll_returns_and_when_it_ends(
         done = ([b"0", b"1"], True, "CONSUME_SUCCESS", "SUCCESS")
         assert hook.after == [done]
     assert hook.after == [done, ([b"2"], False, "RECONSUME_LATER", "FAILED")]
-    assert committed(world.groups["g"])[0] == 2
+    assert committed(world.group)[0] == 2
 
 
 class Giving:

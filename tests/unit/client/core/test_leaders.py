@@ -36,7 +36,7 @@ async def producer_of_a_group() -> AsyncGenerator[tuple[Group, Producer]]:
         Producer(client, "p", PATIENT) as producer,
     ):
         await producer.send(Message("T", b"1"))
-        yield world.groups["g"], producer
+        yield world.group, producer
 
 
 async def test_search_for_a_leader_slows_to_once_a_second() -> None:
@@ -101,26 +101,24 @@ async def test_a_leader_is_found_at_most_an_eighth_later() -> None:
 
 async def test_search_for_a_leader_sends_no_heartbeat(world: World, client: ClientInstance) -> None:
     async with PullConsumer(client, "c"), Producer(client, "p", PATIENT) as producer:
-        group = world.groups["g"]
         await producer.send(Message("T", b"1"))
         await trio.sleep(1)
-        before = group.brokers[1].count(RequestCode.HEART_BEAT)
+        before = world.group.brokers[1].count(RequestCode.HEART_BEAT)
         assert before > 0
-        await group.brokers[0].kill()
+        await world.group.brokers[0].kill()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(producer.send, Message("T", b"2"))
             await trio.sleep(LEADERLESS_S)
-            assert group.brokers[1].count(RequestCode.HEART_BEAT) == before
-            group.elect(1, register=False)
+            assert world.group.brokers[1].count(RequestCode.HEART_BEAT) == before
+            world.group.elect(1, register=False)
         await trio.sleep(1)
-        assert group.brokers[1].count(RequestCode.HEART_BEAT) == before + 1
+        assert world.group.brokers[1].count(RequestCode.HEART_BEAT) == before + 1
 
 
 async def test_former_leader_that_is_silent_ends_the_calls_to_it() -> None:
     async with open_world() as world, world.client() as client:
-        group = world.groups["g"]
-        former, leader = group.brokers[0].address, group.brokers[1].address
-        group.on(RequestCode.NOTIFICATION, lambda _: DEFERRED)
+        former, leader = world.group.brokers[0].address, world.group.brokers[1].address
+        world.group.on(RequestCode.NOTIFICATION, lambda _: DEFERRED)
         ended_s: list[float] = []
 
         async def receive() -> None:

@@ -42,30 +42,29 @@ async def add_thief(world: World, *, rocketmq: bool, identity: str | None) -> Gr
 async def test_a_producer_gives_nothing_to_a_thief_in_the_route(
     world: World, rocketmq: bool, identity: str | None
 ) -> None:
-    group = world.groups["g"]
-    group.identify(OURS)
+    world.group.identify(OURS)
     thief = await add_thief(world, rocketmq=rocketmq, identity=identity)
     config = ProducerConfig(send_timeout_s=5.0)
     async with world.client() as client, Producer(client, "p", config) as producer:
         await producer.send(Message("T", b"0"))
         # The NameServer was started again, and the thief came before the group.
-        group.registered, group.stated = {0: thief.brokers[0].address}, ""
+        world.group.registered, world.group.stated = {0: thief.brokers[0].address}, ""
         await client.routes.refresh("T")
         with pytest.raises(BrokerUnreachableError, match=f"g is the group {OURS}; nothing was"):
             await producer.send(Message("T", b"1"))
         with pytest.raises(BrokerUnreachableError, match=f"g is the group {OURS}; nothing was"):
             await producer.send_oneway(Message("T", b"2"))
-        group.register()
-        group.stated = OURS
+        world.group.register()
+        world.group.stated = OURS
         await producer.send(Message("T", b"3"))
     assert thief.bodies() == []
-    assert sorted(group.bodies()) == [b"0", b"3"]
+    assert sorted(world.group.bodies()) == [b"0", b"3"]
     sends = (RequestCode.SEND_RECORDS, RequestCode.SEND_MESSAGE_V2)
     assert not [seen for seen in thief.brokers[0].seen if seen.code in sends]
 
 
 async def test_links_reach_the_group_past_a_false_leader(world: World) -> None:
-    group = world.groups["g"]
+    group = world.group
     group.identify(OURS)
     thief = await add_thief(world, rocketmq=False, identity=OTHER)
     group.registered[0], group.registered[9] = thief.brokers[0].address, str(group.leader)
@@ -82,13 +81,12 @@ async def test_a_cluster_without_identities_is_believed(rocketmq: bool) -> None:
         Producer(client, "p") as producer,
     ):
         await producer.send(Message("T", b"1"))
-        assert world.groups["g"].bodies() == [b"1"]
+        assert world.group.bodies() == [b"1"]
 
 
 async def test_links_ask_again_after_another_identity(world: World) -> None:
-    group = world.groups["g"]
-    group.identify(OURS)
-    group.brokers[0].identity = ""  # its group is being founded
+    world.group.identify(OURS)
+    world.group.brokers[0].identity = ""  # its group is being founded
     async with (
         world.client() as client,
         Producer(client, "p") as producer,
@@ -96,41 +94,39 @@ async def test_links_ask_again_after_another_identity(world: World) -> None:
     ):
         nursery.start_soon(producer.send, Message("T", b"1"))
         await trio.sleep(0.2)
-        group.brokers[0].identity = OURS
-    assert group.bodies() == [b"1"]
+        world.group.brokers[0].identity = OURS
+    assert world.group.bodies() == [b"1"]
 
 
 async def test_links_keep_nothing_of_brokers_that_went_away(world: World) -> None:
     """A broker in a container has another address each time."""
-    group = world.groups["g"]
     async with world.client() as client, Producer(client, "p") as producer:
         await producer.send(Message("T", b"1"))
         (address,) = client.links.opened
-        await group.brokers[0].kill()
+        await world.group.brokers[0].kill()
         with pytest.raises(BrokerUnreachableError):
             await client.links.open(address, 1.0)
         assert client.links.opened == {}
         async with trio.open_nursery() as nursery:
             # Several wait for the same connection: one opens it.
             for _ in range(3):
-                nursery.start_soon(client.links.open, group.brokers[1].address, 1.0)
-        assert set(client.links.opened) == {group.brokers[1].address}
-        assert group.brokers[1].address not in client.links._opening
+                nursery.start_soon(client.links.open, world.group.brokers[1].address, 1.0)
+        assert set(client.links.opened) == {world.group.brokers[1].address}
+        assert world.group.brokers[1].address not in client.links._opening
         await trio.sleep(120)  # heartbeats look for the broker meanwhile
         assert client.links._opening == {}
-    asked = [seen for seen in group.brokers[1].seen if seen.code == RequestCode.CAPABILITIES]
+    asked = [seen for seen in world.group.brokers[1].seen if seen.code == RequestCode.CAPABILITIES]
     assert len(asked) == 1
 
 
 @pytest.mark.parametrize("code", [ResponseCode.SERVICE_NOT_AVAILABLE, ResponseCode.SYSTEM_BUSY])
 async def test_links_ask_a_broker_again_that_took_nothing(world: World, code: ResponseCode) -> None:
-    group = world.groups["g"]
-    broker = group.brokers[0]
+    broker = world.group.brokers[0]
     broker.not_now = [code]
     async with world.client() as client, Producer(client, "p") as producer:
         await producer.send(Message("T", b"1"))
     assert broker.not_now == []
-    assert group.bodies() == [b"1"]
+    assert world.group.bodies() == [b"1"]
     sends = {seen.code for seen in broker.seen} & {
         RequestCode.SEND_RECORDS,
         RequestCode.SEND_MESSAGE_V2,
@@ -140,8 +136,7 @@ async def test_links_ask_a_broker_again_that_took_nothing(world: World, code: Re
 
 @pytest.mark.parametrize("address", ["nonsense", "a:b", "a:70000", f"{'a' * 64}:1", "a..b:1"])
 async def test_what_is_no_address_in_a_route_stops_nothing(world: World, address: str) -> None:
-    group = world.groups["g"]
-    group.registered[7] = address
+    world.group.registered[7] = address
     rogue = Group(world, "rogue", 1, 20911)
     rogue.registered = {0: address}
     world.groups["rogue"] = rogue
@@ -157,24 +152,22 @@ async def test_what_is_no_address_in_a_route_stops_nothing(world: World, address
             await producer.send_to(queue, Message("T", b"2"), timeout_s=0.5)
         await trio.sleep(2 * client.config.heartbeat_period_s)
         await producer.send_to(MessageQueue("T", "g", 0), Message("T", b"3"))
-    assert group.bodies() == [b"1", b"3"]
+    assert world.group.bodies() == [b"1", b"3"]
 
 
 async def test_a_send_names_why_an_account_is_not_let_in(world: World) -> None:
-    group = world.groups["g"]
-    group.identify(OURS)
-    for broker in group.brokers:
+    world.group.identify(OURS)
+    for broker in world.group.brokers:
         broker.not_now = [ResponseCode.SYSTEM_ERROR] * 1_000
     async with world.client() as client, Producer(client, "p") as producer:
         with pytest.raises(BrokerUnreachableError, match="refused with code 1: not now") as caught:
             await producer.send(Message("T", b"1"))
     assert caught.value.outcome == "not_stored"
-    assert group.bodies() == []
+    assert world.group.bodies() == []
 
 
 async def test_a_refused_account_ends_each_call_at_once(world: World) -> None:
-    group = world.groups["g"]
-    group.let_nobody_in()
+    world.group.let_nobody_in()
     queue = MessageQueue("T", "g", 0)
     async with world.client() as client, Producer(client, "p") as producer:
         calls: list[tuple[Callable[[], Awaitable[object]], type[ClientError]]] = [
@@ -191,27 +184,25 @@ async def test_a_refused_account_ends_each_call_at_once(world: World) -> None:
                 await call()
             assert trio.current_time() - begin_s < 0.1
             assert (caught.value.outcome, caught.value.retriable) == ("not_stored", False)
-    assert group.bodies() == []
+    assert world.group.bodies() == []
 
 
 async def test_an_account_that_signed_too_late_connects_again(world: World) -> None:
-    group = world.groups["g"]
-    broker = group.brokers[0]
+    broker = world.group.brokers[0]
     broker.not_now, broker.says_not_now = [ResponseCode.SYSTEM_ERROR], {"outcome": "not_stored"}
     broker.not_now_remark = f"signature failed: {SIGNED_TOO_LONG_AGO}"
-    group.identify(OURS)
+    world.group.identify(OURS)
     async with world.client() as client, Producer(client, "p") as producer:
         await producer.send(Message("T", b"1"))
-    assert group.bodies() == [b"1"]
+    assert world.group.bodies() == [b"1"]
 
 
 async def test_a_refused_account_undoes_no_unknown_outcome(world: World) -> None:
-    group = world.groups["g"]
-    group.identify(OURS)
-    broker = group.brokers[0]
+    world.group.identify(OURS)
+    broker = world.group.brokers[0]
 
     async def lose_connection() -> None:
-        group.let_nobody_in()
+        world.group.let_nobody_in()
         await broker.kill()
         await broker.start()
 

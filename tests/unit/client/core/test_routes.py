@@ -20,6 +20,7 @@ from dledger.remoting.protocol.bodies import BrokerData, QueueData, TopicRouteDa
 from dledger.remoting.protocol.codes import RequestCode, ResponseCode
 from dledger.remoting.protocol.command import RemotingCommand, response_to
 from dledger.testing.doubles import MemoryNetwork
+from tests.harness.present import present
 from tests.unit.client.fake_cluster import World, open_world
 
 
@@ -213,7 +214,7 @@ async def test_producer_forgets_topics_with_their_routes() -> None:
 async def test_a_topic_that_is_refused_holds_up_no_other(
     world: World, code: ResponseCode, body: bytes
 ) -> None:
-    group, server = world.groups["g"], world.name_servers[0]
+    group, server = world.group, world.name_servers[0]
     group.topics |= {"A": 4, "B": 4}
     async with world.client() as client:
         for topic in ("A", "B"):
@@ -276,12 +277,10 @@ def test_a_borrowed_route_has_the_queues_a_new_topic_would_get() -> None:
 def test_the_table_keeps_the_queue_objects_in_use() -> None:
     table = RouteTable()
     assert table.put(TopicRoute.from_data("T", _data(("a", {0: "a:1"}, 6))))
-    first = table.get("T")
-    assert first is not None
+    first = present(table.get("T"))
     assert not table.put(TopicRoute.from_data("T", _data(("a", {0: "a:1"}, 6))))
     assert table.put(TopicRoute.from_data("T", _data(("a", {0: "a:2"}, 6))))
-    second = table.get("T")
-    assert second is not None
+    second = present(table.get("T"))
     assert second.publish_queues[0] is first.publish_queues[0]
     assert table.addresses("a") == ["a:2"]
     assert list(table.brokers()) == [("a", 0, "a:2")]

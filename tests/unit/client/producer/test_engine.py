@@ -93,14 +93,13 @@ async def test_idempotence_is_off_where_it_is_not_wanted(on: bool) -> None:
 
 async def test_a_send_without_an_answer_is_repeated_as_it_was() -> None:
     async with numbering() as (world, producer):
-        group = world.groups["g"]
         await producer.send(Message("T", b"before"))
-        group.brokers[0].intercept = lambda asked: DEFERRED
+        world.group.brokers[0].intercept = lambda asked: DEFERRED
         async with trio.open_nursery() as nursery:
             nursery.start_soon(producer.send_to, QUEUE, Message("T", b"x"))
             await trio.testing.wait_all_tasks_blocked()
-            group.elect(1)
-            await group.brokers[0].kill()
+            world.group.elect(1)
+            await world.group.brokers[0].kill()
         first, second = [seen.command for seen in world.seen if seen.code == 51101][1:]
         assert first.ext["producer"] == second.ext["producer"]
         assert first.ext["runs"] == second.ext["runs"]
@@ -109,7 +108,7 @@ async def test_a_send_without_an_answer_is_repeated_as_it_was() -> None:
 
 async def test_unknown_outcomes_are_repeated_until_the_deadline() -> None:
     async with numbering() as (world, producer):
-        world.groups["g"].brokers[0].intercept = answers(*[UNKNOWN] * 12)
+        world.group.brokers[0].intercept = answers(*[UNKNOWN] * 12)
         result = await producer.send_to(QUEUE, Message("T", b"x"))
         assert result.queue_offset == 0
         assert stamps(world) == [(101, 0, 0)] * 13
@@ -117,7 +116,7 @@ async def test_unknown_outcomes_are_repeated_until_the_deadline() -> None:
 
 async def test_send_that_no_repetition_can_change_ends_early() -> None:
     async with numbering() as (world, producer):
-        broker = world.groups["g"].brokers[0]
+        broker = world.group.brokers[0]
         broker.intercept = answers(*[(1, {"outcome": "unknown"})] * 9)
         with pytest.raises(UnknownOutcomeError):
             await producer.send_to(QUEUE, Message("T", b"x"))
@@ -126,7 +125,7 @@ async def test_send_that_no_repetition_can_change_ends_early() -> None:
 
 async def test_what_was_unknown_once_is_never_called_not_stored() -> None:
     async with numbering() as (world, producer):
-        world.groups["g"].brokers[0].intercept = answers(UNKNOWN, BUSY, ILLEGAL)
+        world.group.brokers[0].intercept = answers(UNKNOWN, BUSY, ILLEGAL)
         with pytest.raises(UnknownOutcomeError):
             await producer.send_to(QUEUE, Message("T", b"x"))
         assert stamps(world) == [(101, 0, 0)] * 3
@@ -152,17 +151,17 @@ async def test_send_of_unknown_outcome_stays_a_refused_one_may_move() -> None:
 async def test_engine_opens_a_new_session_for_what_was_never_sent() -> None:
     async with numbering() as (world, producer):
         await producer.send_to(QUEUE, Message("T", b"a"))
-        world.groups["g"].brokers[0].intercept = answers(FORGOTTEN)
+        world.group.brokers[0].intercept = answers(FORGOTTEN)
         await producer.send_to(QUEUE, Message("T", b"b"))
         assert stamps(world) == [(101, 0, 0), (101, 1, 1), (102, 0, 0)]
         opened = [seen.command.ext for seen in world.seen if seen.code == 51110]
         assert [item["producerEpoch"] for item in opened] == ["0", "101"]
-        assert world.groups["g"].bodies() == [b"a", b"b"]
+        assert world.group.bodies() == [b"a", b"b"]
 
 
 async def test_a_forgotten_producer_does_not_repeat_what_may_be_stored() -> None:
     async with numbering() as (world, producer):
-        world.groups["g"].brokers[0].intercept = answers(UNKNOWN, FORGOTTEN)
+        world.group.brokers[0].intercept = answers(UNKNOWN, FORGOTTEN)
         with pytest.raises(UnknownOutcomeError):
             await producer.send_to(QUEUE, Message("T", b"x"))
         assert stamps(world) == [(101, 0, 0)] * 2
@@ -172,7 +171,7 @@ async def test_a_forgotten_producer_does_not_repeat_what_may_be_stored() -> None
 
 async def test_a_refused_send_gives_its_sequence_back() -> None:
     async with numbering() as (world, producer):
-        world.groups["g"].brokers[0].intercept = answers(ILLEGAL)
+        world.group.brokers[0].intercept = answers(ILLEGAL)
         with pytest.raises(MessageIllegalError):
             await producer.send_to(QUEUE, Message("T", b"x"))
         await producer.send_to(QUEUE, Message("T", b"y"))
@@ -185,7 +184,7 @@ async def test_engine_keeps_order_when_a_session_is_lost(
 ) -> None:
     """Also of a request that waits, for its sequence, until others are repeated."""
     async with numbering() as (world, producer):
-        group = world.groups["g"]
+        group = world.group
         await producer.send_to(QUEUE, Message("T", b"0"))
         left, refusals = stamps(world)[0][0], answers(*before)
 
@@ -233,7 +232,7 @@ async def test_engine_keeps_order_of_sends_that_stay_when_others_move() -> None:
                     return None
                 return refusal or answers(BUSY)(asked)
 
-            world.groups["g"].brokers[0].intercept = busy
+            world.group.brokers[0].intercept = busy
             much = random.Random(1).randbytes(PIPELINE_BYTES)
             stay = [producer.send_nowait(Message("T", b"first"), queue=QUEUE)]
             free = [producer.send_nowait(Message("T", b"free")) for _ in range(4)]
@@ -253,7 +252,7 @@ async def test_engine_keeps_order_while_it_connects(
         world.client() as client,
         Producer(client, "p") as producer,
     ):
-        group = world.groups["g"]
+        group = world.group
         await producer.publish_queues("T")
         if not is_leader_known:
             group.elect(1)
@@ -269,34 +268,32 @@ async def test_engine_keeps_order_while_it_connects(
 
 async def test_send_cancelled_between_attempts_never_leaves() -> None:
     async with numbering() as (world, producer):
-        group = world.groups["g"]
         await producer.send_to(QUEUE, Message("T", b"before"))
-        group.brokers[0].intercept = answers(*[BUSY] * 8)
+        world.group.brokers[0].intercept = answers(*[BUSY] * 8)
         with trio.move_on_after(0.1) as waiting:
             await producer.send_to(QUEUE, Message("T", b"cancelled"))
         assert waiting.cancelled_caught
         await trio.sleep(30)
-        group.brokers[0].intercept = None
+        world.group.brokers[0].intercept = None
         await producer.send_to(QUEUE, Message("T", b"after"))
-        assert group.bodies() == [b"before", b"after"]
+        assert world.group.bodies() == [b"before", b"after"]
 
 
 async def test_request_that_may_be_stored_is_repeated_whole() -> None:
     async with numbering() as (world, producer):
-        group = world.groups["g"]
         await producer.send_to(QUEUE, Message("T", b"before"))
-        group.brokers[0].intercept = answers(*[UNKNOWN] * 8)
+        world.group.brokers[0].intercept = answers(*[UNKNOWN] * 8)
         short = producer.send_nowait(Message("T", b"short"), queue=QUEUE, timeout_s=0.1)
         long = producer.send_nowait(Message("T", b"long"), queue=QUEUE)
         with pytest.raises(UnknownOutcomeError):
             await short.result()
         assert (await long.result()).queue_offset == 2
-        assert group.bodies() == [b"before", b"short", b"long"]
+        assert world.group.bodies() == [b"before", b"short", b"long"]
 
 
 async def test_a_delayed_send_is_repeated_under_its_sequence() -> None:
     async with numbering() as (world, producer):
-        world.groups["g"].brokers[0].intercept = answers(*[UNKNOWN] * 5)
+        world.group.brokers[0].intercept = answers(*[UNKNOWN] * 5)
         await producer.send_to(QUEUE, Message("T", b"x", delay_level=3))
         await producer.send_to(QUEUE, Message("T", b"y", delay_level=3))
         sent = [seen.command.ext for seen in world.seen if seen.code == 310]
@@ -307,7 +304,7 @@ async def test_a_delayed_send_is_repeated_under_its_sequence() -> None:
 
 async def test_delayed_send_of_a_lost_session_moves_or_stays_unknown() -> None:
     async with numbering() as (world, producer):
-        broker = world.groups["g"].brokers[0]
+        broker = world.group.brokers[0]
         broker.intercept = answers(FORGOTTEN)
         await producer.send_to(QUEUE, Message("T", b"x", delay_level=3))
         broker.intercept = answers(UNKNOWN, FORGOTTEN)
@@ -325,7 +322,7 @@ async def test_send_without_a_session_is_not_stored() -> None:
         Producer(client, "p", ProducerConfig(send_timeout_s=1.0)) as producer,
     ):
         # The group reports that it leads, and answers no opening.
-        world.groups["g"].on(RequestCode.OPEN_PRODUCER, fixed(1, "lost", UNKNOWN[1]))
+        world.group.on(RequestCode.OPEN_PRODUCER, fixed(1, "lost", UNKNOWN[1]))
         with pytest.raises(BrokerBusyError) as caught:
             await producer.send_to(QUEUE, Message("T", b"x"))
         assert caught.value.outcome == "not_stored"
@@ -335,7 +332,7 @@ async def test_send_without_a_session_is_not_stored() -> None:
 async def test_a_busy_broker_is_not_asked_again_before_it_wants_to_be() -> None:
     async with numbering() as (world, producer):
         await producer.send_to(QUEUE, Message("T", b"before"))
-        broker = world.groups["g"].brokers[0]
+        broker = world.group.brokers[0]
         broker.intercept = answers((2, {**BUSY[1], "retryAfterMs": "700"}))
         began = trio.current_time()
         await producer.send_to(QUEUE, Message("T", b"x"))
@@ -344,15 +341,14 @@ async def test_a_busy_broker_is_not_asked_again_before_it_wants_to_be() -> None:
 
 async def test_sends_do_not_wait_for_a_session_one_after_the_other() -> None:
     async with numbering() as (world, producer):
-        group = world.groups["g"]
         await producer.publish_queues("T")
-        group.brokers[0].on(RequestCode.OPEN_PRODUCER, lambda asked: DEFERRED)
+        world.group.brokers[0].on(RequestCode.OPEN_PRODUCER, lambda asked: DEFERRED)
         delayed = [
             producer.send_nowait(Message("T", b"%d" % number, delay_level=3), queue=QUEUE)
             for number in range(6)
         ]
         await trio.testing.wait_all_tasks_blocked()
-        group.elect(1)
+        world.group.elect(1)
         began = trio.current_time()
         await producer.send_to(QUEUE, Message("T", b"x"))
         for send in delayed:
@@ -362,16 +358,15 @@ async def test_sends_do_not_wait_for_a_session_one_after_the_other() -> None:
 
 async def test_refused_run_does_not_wait_for_the_pause_of_another() -> None:
     async with numbering() as (world, producer):
-        group = world.groups["g"]
         await producer.send_to(QUEUE, Message("T", b"before"))
-        group.refused_queues = {("T", 0): 2, ("T", 1): 16}
+        world.group.refused_queues = {("T", 0): 2, ("T", 1): 16}
         began = trio.current_time()
         producer.send_nowait(Message("T", b"busy"), queue=QUEUE)
         refused = producer.send_nowait(Message("T", b"x"), queue=MessageQueue("T", "g", 1))
         with pytest.raises(BrokerRefusedError):
             await refused.result()
         assert trio.current_time() == began
-        group.refused_queues = {}
+        world.group.refused_queues = {}
 
 
 async def test_send_that_waits_to_move_is_not_stored_at_the_end() -> None:
@@ -393,21 +388,20 @@ async def test_send_that_waits_to_move_is_not_stored_at_the_end() -> None:
 
 async def test_engine_repeats_what_it_sent_when_a_send_ended_before() -> None:
     async with numbering() as (world, producer):
-        group = world.groups["g"]
         await producer.publish_queues("T")
 
         async def slow(asked: RemotingCommand) -> RemotingCommand:
             await trio.sleep(0.5)
-            return group.brokers[0]._open_producer(asked)
+            return world.group.brokers[0]._open_producer(asked)
 
-        group.brokers[0].on(RequestCode.OPEN_PRODUCER, slow)
-        group.brokers[0].intercept = answers(UNKNOWN)
+        world.group.brokers[0].on(RequestCode.OPEN_PRODUCER, slow)
+        world.group.brokers[0].intercept = answers(UNKNOWN)
         short = producer.send_nowait(Message("T", b"short"), queue=QUEUE, timeout_s=0.4)
         long = producer.send_nowait(Message("T", b"long"), queue=QUEUE)
         with pytest.raises(BrokerUnreachableError, match="not stored"):
             await short.result()
         await long.result()
-        assert group.bodies() == [b"long"]
+        assert world.group.bodies() == [b"long"]
         first, second = [seen.command for seen in world.seen if seen.code == 51101]
         assert bytes(first.body) == bytes(second.body)
 
@@ -420,7 +414,7 @@ async def test_engine_leaves_no_settled_send_to_the_collector() -> None:
     before = slots()
     async with numbering() as (world, producer):
         await producer.send(Message("T", b"x"))
-        world.groups["g"].brokers[0].intercept = answers(UNKNOWN, BUSY)
+        world.group.brokers[0].intercept = answers(UNKNOWN, BUSY)
         for _ in range(3):
             await producer.send_to(QUEUE, Message("T", b"x"))
         assert slots() == before

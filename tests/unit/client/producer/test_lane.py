@@ -36,6 +36,7 @@ from dledger.client.producer.state import Next, SendSlot, SlotState, Standing, e
 from dledger.remoting.errors import RemoteProtocolError
 from dledger.remoting.machine import TrioClock
 from dledger.remoting.protocol.own_fields import OPEN_SEQUENCES_MAX, ProducerStamp
+from tests.harness.beside import beside
 from tests.harness.present import present
 
 ID = b"0123456789abcdef"
@@ -313,13 +314,11 @@ async def test_send_of_a_hook_ends_at_its_deadline_too() -> None:
     sends = LiveSends(TrioClock(), cast(SendHooks, Hook()))
     first.deadline, second.deadline = trio.current_time() + 1, trio.current_time() + 2
     sends.add(first)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(sends.run)
+    async with beside(sends.run):
         await trio.sleep(1.5)
         assert (first.state, second.state) == (SlotState.FAILED, SlotState.WAITING)
         await trio.sleep(1.0)
         assert second.state is SlotState.FAILED
-        nursery.cancel_scope.cancel()
 
 
 FORGOTTEN = Failure(FailureKind.UNKNOWN, 1, is_forgotten=True)

@@ -25,7 +25,7 @@ from tests.unit.client.fake_cluster import World, open_world
 async def test_send_returns_where_the_message_is() -> None:
     async with open_world() as world, world.client() as client, Producer(client, "p") as producer:
         result = await producer.send(Message("T", b"hello", tags="A", keys=("k1", "k2")))
-        group = world.groups["g"]
+        group = world.group
         stored = decode_record(group.queue("T", result.message_queue.queue_id)[result.queue_offset])
     assert result.status is SendStatus.SEND_OK
     assert stored.body == b"hello"
@@ -46,9 +46,9 @@ async def test_a_budget_that_is_no_time_is_refused(timeout_s: float) -> None:
             with pytest.raises(MessageIllegalError, match="it must be above 0"):
                 await producer.recall("handle", timeout_s=timeout_s)
             await producer.publish_queues("T")
-        assert world.groups["g"].bodies() == []
+        assert world.group.bodies() == []
         await producer.send(Message("T", b"x"), timeout_s=None)
-    assert world.groups["g"].bodies() == [b"x"]
+    assert world.group.bodies() == [b"x"]
 
 
 async def test_sends_go_round_all_queues() -> None:
@@ -71,8 +71,7 @@ async def test_sends_that_wait_leave_together_with_a_result_each(
     world: World, producer: Producer
 ) -> None:
     results: dict[int, tuple[MessageQueue, int, int]] = {}
-    group = world.groups["g"]
-    group.brokers[0].delay_s = 0.5
+    world.group.brokers[0].delay_s = 0.5
 
     async def one(i: int) -> None:
         result = await producer.send(Message("T", b"body-%d" % i))
@@ -82,9 +81,9 @@ async def test_sends_that_wait_leave_together_with_a_result_each(
     async with trio.open_nursery() as nursery:
         for i in range(50):
             nursery.start_soon(one, i)
-    assert group.brokers[0].count(RequestCode.SEND_RECORDS) <= 3
+    assert world.group.brokers[0].count(RequestCode.SEND_RECORDS) <= 3
     for i, (queue, offset, position) in results.items():
-        record = decode_record(group.queue("T", queue.queue_id)[offset])
+        record = decode_record(world.group.queue("T", queue.queue_id)[offset])
         assert record.body == b"body-%d" % i
         assert record.phy_offset == position
 
@@ -98,7 +97,7 @@ async def test_a_real_rocketmq_gets_json_and_310() -> None:
         first = await producer.send(Message("T", b"one", tags="A"))
         second = await producer.send(Message("T", b"two"))
         batch = await producer.send_batch([Message("T", b"b%d" % i) for i in range(3)])
-        broker = world.groups["g"].brokers[0]
+        broker = world.group.brokers[0]
         sends = [s.command for s in broker.seen if s.code in (310, 320)]
     assert [c.code for c in sends] == [310, 310, 320]
     assert {s.command.serialize for s in broker.seen} == {SerializeType.JSON}
@@ -116,7 +115,7 @@ async def test_a_real_rocketmq_gets_json_and_310() -> None:
 async def test_a_delayed_message_goes_alone_with_310() -> None:
     async with open_world() as world, world.client() as client, Producer(client, "p") as producer:
         result = await producer.send(Message("T", b"later", delay_level=3))
-        broker = world.groups["g"].brokers[0]
+        broker = world.group.brokers[0]
         (sent,) = [s.command for s in broker.seen if s.code == 310]
         assert broker.count(RequestCode.SEND_RECORDS) == 0
     assert "DELAY\x013\x02" in sent.ext["i"]
@@ -126,16 +125,15 @@ async def test_a_delayed_message_goes_alone_with_310() -> None:
 async def test_a_delayed_message_follows_the_hint_too(
     world: World, client: ClientInstance, producer: Producer
 ) -> None:
-    group = world.groups["g"]
     await producer.publish_queues("T")
-    group.elect(1, register=False)
+    world.group.elect(1, register=False)
     await producer.send(Message("T", b"later", delay_level=1))
     assert client.counters.redirects_by_hint == 1
-    assert group.bodies() == [b"later"]
+    assert world.group.bodies() == [b"later"]
 
 
 async def test_oneway_does_not_wait_for_an_answer(world: World, producer: Producer) -> None:
-    broker = world.groups["g"].brokers[0]
+    broker = world.group.brokers[0]
     broker.intercept = lambda asked: DEFERRED
     began = trio.current_time()
     await producer.send_oneway(Message("T", b"x"))
@@ -148,7 +146,7 @@ async def test_oneway_does_not_wait_for_an_answer(world: World, producer: Produc
 async def test_a_batch_is_one_run_with_consecutive_offsets(
     world: World, producer: Producer
 ) -> None:
-    group = world.groups["g"]
+    group = world.group
     results = await producer.send_batch([Message("T", b"b%d" % i) for i in range(100)])
     (sent,) = [s.command for s in group.brokers[0].seen if s.code == 51101]
     assert sent.ext["runs"] == [["T", results.message_queue.queue_id, 100]]
@@ -178,7 +176,7 @@ async def test_a_selector_chooses_the_queue() -> None:
 async def test_an_asynchronous_send_brings_its_result_later(
     world: World, producer: Producer
 ) -> None:
-    world.groups["g"].brokers[0].delay_s = 0.2
+    world.group.brokers[0].delay_s = 0.2
     future = await producer.send_async(Message("T", b"1"))
     second = producer.send_nowait(Message("T", b"2"))
     assert not future.done
@@ -191,7 +189,7 @@ async def test_an_asynchronous_send_brings_its_result_later(
 async def test_leaving_the_block_waits_for_sends_under_way(
     world: World, client: ClientInstance
 ) -> None:
-    world.groups["g"].brokers[0].delay_s = 0.5
+    world.group.brokers[0].delay_s = 0.5
     async with Producer(client, "p") as producer:
         future = await producer.send_async(Message("T", b"1"))
     assert future.done
@@ -209,7 +207,7 @@ async def test_a_large_body_is_compressed_and_read_back(
     async with Producer(client, "p", config) as producer:
         for message in (Message("T", body), Message("T", body, delay_level=1)):
             result = await producer.send(message)
-            raw = world.groups["g"].queue("T", result.message_queue.queue_id)[result.queue_offset]
+            raw = world.group.queue("T", result.message_queue.queue_id)[result.queue_offset]
             stored = decode_record(raw)
             assert stored.sys_flag == 1 | kind.value << 8
             assert len(stored.body) < 200
@@ -220,7 +218,7 @@ async def test_a_large_body_is_compressed_and_read_back(
 async def test_a_body_that_gets_no_smaller_goes_as_it_is(world: World, producer: Producer) -> None:
     body = rng_stream(1).randbytes(5000)
     result = await producer.send(Message("T", body))
-    raw = world.groups["g"].queue("T", result.message_queue.queue_id)[result.queue_offset]
+    raw = world.group.queue("T", result.message_queue.queue_id)[result.queue_offset]
     assert (decode_record(raw).sys_flag, decode_record(raw).body) == (0, body)
 
 

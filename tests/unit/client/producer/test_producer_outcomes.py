@@ -24,9 +24,8 @@ async def test_a_cancelled_send_does_not_disturb_the_others(
     world: World, producer: Producer
 ) -> None:
     stored = 0
-    group = world.groups["g"]
     await producer.send(Message("T", b"warm"))
-    group.brokers[0].delay_s = 1.0
+    world.group.brokers[0].delay_s = 1.0
     scopes: list[trio.CancelScope] = []
 
     async def one(i: int) -> None:
@@ -34,7 +33,7 @@ async def test_a_cancelled_send_does_not_disturb_the_others(
         with trio.CancelScope() as scope:
             scopes.append(scope)
             result = await producer.send(Message("T", b"%d" % i))
-            queue = group.queue("T", result.message_queue.queue_id)
+            queue = world.group.queue("T", result.message_queue.queue_id)
             assert decode_record(queue[result.queue_offset]).body == b"%d" % i
             stored += 1
 
@@ -51,42 +50,40 @@ async def test_a_cancelled_send_does_not_disturb_the_others(
 async def test_not_leader_is_followed_within_one_round_trip(
     world: World, client: ClientInstance, producer: Producer
 ) -> None:
-    group = world.groups["g"]
     await producer.send(Message("T", b"1"))
     routes = client.counters.route_refreshes
-    group.elect(2, register=False)
+    world.group.elect(2, register=False)
     began = trio.current_time()
     await producer.send(Message("T", b"2"))
     assert trio.current_time() == began
     assert client.counters.redirects_by_hint == 1
     assert client.counters.route_refreshes == routes
-    assert group.brokers[0].count(RequestCode.SEND_RECORDS) == 2
-    assert group.brokers[2].count(RequestCode.SEND_RECORDS) == 1
+    assert world.group.brokers[0].count(RequestCode.SEND_RECORDS) == 2
+    assert world.group.brokers[2].count(RequestCode.SEND_RECORDS) == 1
     await producer.send(Message("T", b"3"))
-    assert group.brokers[2].count(RequestCode.SEND_RECORDS) == 2
+    assert world.group.brokers[2].count(RequestCode.SEND_RECORDS) == 2
     assert client.counters.redirects_by_hint == 1
 
 
 async def test_a_new_leader_that_is_not_ready_is_asked_again_soon(
     world: World, client: ClientInstance, producer: Producer
 ) -> None:
-    group = world.groups["g"]
     await producer.send(Message("T", b"1"))
-    group.elect(1, register=False)
+    world.group.elect(1, register=False)
     refusals = 2
 
     def intercept(asked: RemotingCommand) -> Handled:
         nonlocal refusals
         refusals -= 1
-        ext = {"outcome": "not_stored", "term": "2", "leaderAddr": group.brokers[1].address}
+        ext = {"outcome": "not_stored", "term": "2", "leaderAddr": world.group.brokers[1].address}
         return response_to(asked, 14, "not yet", ext) if refusals >= 0 else None
 
-    group.brokers[1].intercept = intercept
+    world.group.brokers[1].intercept = intercept
     began = trio.current_time()
     await producer.send(Message("T", b"2"))
     assert trio.current_time() - began == pytest.approx(0.02 + 0.04)
     assert client.counters.leader_searches == 0
-    assert group.brokers[1].count(RequestCode.SEND_RECORDS) == 3
+    assert world.group.brokers[1].count(RequestCode.SEND_RECORDS) == 3
 
 
 async def test_without_retry_an_unknown_outcome_surfaces_at_once(
@@ -94,9 +91,8 @@ async def test_without_retry_an_unknown_outcome_surfaces_at_once(
 ) -> None:
     config = ProducerConfig(retry_unknown=False)
     async with Producer(client, "p", config) as producer:
-        group = world.groups["g"]
         await producer.send(Message("T", b"before"))
-        group.brokers[0].intercept = lambda asked: response_to(
+        world.group.brokers[0].intercept = lambda asked: response_to(
             asked, 1, "lost leadership", {"outcome": "unknown"}
         )
         began = trio.current_time()
@@ -109,9 +105,8 @@ async def test_without_retry_an_unknown_outcome_surfaces_at_once(
 async def test_send_to_a_silent_broker_is_unknown_at_its_deadline(
     world: World, producer: Producer
 ) -> None:
-    group = world.groups["g"]
     await producer.send(Message("T", b"before"))
-    group.brokers[0].intercept = lambda asked: DEFERRED
+    world.group.brokers[0].intercept = lambda asked: DEFERRED
     began = trio.current_time()
     with pytest.raises(UnknownOutcomeError):
         await producer.send(Message("T", b"x"), timeout_s=0.7)
@@ -121,9 +116,8 @@ async def test_send_to_a_silent_broker_is_unknown_at_its_deadline(
 async def test_send_to_a_dead_group_is_not_stored_at_its_deadline(
     world: World, producer: Producer
 ) -> None:
-    group = world.groups["g"]
     await producer.send(Message("T", b"before"))
-    for broker in group.brokers:
+    for broker in world.group.brokers:
         await broker.kill()
     began = trio.current_time()
     with pytest.raises(BrokerUnreachableError) as caught:
@@ -138,7 +132,7 @@ async def test_a_failed_broker_is_avoided_while_latency_faults_are_on() -> None:
         await world.add_group("h", 1, 10950)
         async with world.client() as client, Producer(client, "p", config) as producer:
             await producer.publish_queues("T")
-            broker = world.groups["g"].brokers[0]
+            broker = world.group.brokers[0]
             broker.intercept = fixed(2, "busy")
             for i in range(16):
                 await producer.send(Message("T", b"%d" % i))
@@ -155,7 +149,7 @@ async def test_send_moves_to_another_group_when_its_own_is_dead() -> None:
         other = await world.add_group("h", 1, 10950)
         async with world.client() as client, Producer(client, "p") as producer:
             await producer.publish_queues("T")
-            await world.groups["g"].brokers[0].kill()
+            await world.group.brokers[0].kill()
             results = [await producer.send(Message("T", b"%d" % i)) for i in range(8)]
             assert {r.message_queue.broker_name for r in results} == {"h"}
             assert sorted(other.bodies()) == [b"%d" % i for i in range(8)]
@@ -175,12 +169,12 @@ async def test_send_leaves_a_group_without_a_leader(world: World) -> None:
     other = await world.add_group("h", 1, 10950)
     async with world.client() as client, Producer(client, "p") as producer:
         await producer.publish_queues("T")
-        world.groups["g"].leader = None
+        world.group.leader = None
         began = trio.current_time()
         results = [await producer.send(Message("T", b"%d" % i)) for i in range(8)]
         assert {r.message_queue.broker_name for r in results} == {"h"}
         assert sorted(other.bodies()) == [b"%d" % i for i in range(8)]
-        assert world.groups["g"].bodies() == []
+        assert world.group.bodies() == []
         assert trio.current_time() - began >= 3.0
         with pytest.raises(BrokerBusyError):
             await producer.send_to(

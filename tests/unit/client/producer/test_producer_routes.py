@@ -35,7 +35,7 @@ async def test_an_unknown_topic_is_sent_to_where_it_would_be_created(
 async def test_send_to_a_topic_that_cannot_exist_has_no_route(
     world: World, producer: Producer
 ) -> None:
-    del world.groups["g"].topics["TBW102"]
+    del world.group.topics["TBW102"]
     with pytest.raises(NoRouteError):
         await producer.send(Message("new", b"x"))
     with pytest.raises(NoRouteError):
@@ -46,9 +46,8 @@ async def test_send_to_a_topic_that_cannot_exist_has_no_route(
 async def test_first_sends_wait_for_an_election_and_ask_together(
     world: World, producer: Producer, topic: str
 ) -> None:
-    group = world.groups["g"]
-    group.leader = None
-    group.register()
+    world.group.leader = None
+    world.group.register()
     results: list[SendResult] = []
 
     async def one(i: int) -> None:
@@ -59,10 +58,10 @@ async def test_first_sends_wait_for_an_election_and_ask_together(
             nursery.start_soon(one, i)
         await trio.sleep(2)
         assert not results
-        group.elect(1)
+        world.group.elect(1)
         began = trio.current_time()
     assert trio.current_time() - began < 0.5
-    stored = sorted(int(body) for body in group.bodies(topic))
+    stored = sorted(int(body) for body in world.group.bodies(topic))
     assert stored == list(range(50))
     firsts, polls = 2 * 50, 2 * 2.5 / LEADER_POLL_S
     assert world.count(RequestCode.GET_ROUTEINFO_BY_TOPIC) <= firsts + polls
@@ -71,9 +70,8 @@ async def test_first_sends_wait_for_an_election_and_ask_together(
 async def test_first_send_without_a_leader_ends_with_its_budget(
     world: World, producer: Producer
 ) -> None:
-    group = world.groups["g"]
-    group.leader = None
-    group.register()
+    world.group.leader = None
+    world.group.register()
     began = trio.current_time()
     with pytest.raises(NoRouteError, match=r"no broker with a leader .* within 1\.5 s") as caught:
         await producer.send(Message("T", b"x"), timeout_s=1.5)
@@ -85,17 +83,16 @@ async def test_first_send_without_a_leader_ends_with_its_budget(
 async def test_wait_for_a_route_counts_for_the_budget_of_a_send(
     world: World, producer: Producer
 ) -> None:
-    group = world.groups["g"]
-    group.leader = None
-    group.register()
+    world.group.leader = None
+    world.group.register()
     began = trio.current_time()
     async with trio.open_nursery() as nursery:
 
         @nursery.start_soon
         async def _elect() -> None:
             await trio.sleep(2)
-            group.elect(1)
-            group.brokers[1].delay_s = 100.0
+            world.group.elect(1)
+            world.group.brokers[1].delay_s = 100.0
 
         with pytest.raises(UnknownOutcomeError):
             await producer.send(Message("T", b"x"), timeout_s=3)
@@ -113,7 +110,7 @@ async def test_with_all_name_servers_down_a_running_producer_goes_on() -> None:
             await name_server.kill()
         await trio.sleep(100)
         await producer.send(Message("T", b"2"))
-        world.groups["g"].elect(1)
+        world.group.elect(1)
         await producer.send(Message("T", b"3"))
         with pytest.raises(NoNameServerError, match=r"9876.*9877|9877.*9876"):
             await producer.send(Message("other", b"x"))
@@ -138,7 +135,7 @@ async def test_the_wait_for_space_counts_as_time_of_a_send(
     message = Message("T", b"y")
     async with Producer(client, "p", config) as producer:
         await producer.send(Message("T", b"first"))
-        world.groups["g"].brokers[0].delay_s = 1e6
+        world.group.brokers[0].delay_s = 1e6
         for _ in range(2):
             future = await producer.send_async(Message("T", b"x" * 1000), timeout_s=4.0)
         begin_s = trio.current_time()
@@ -169,7 +166,7 @@ async def test_a_send_that_waits_for_space_ends_with_the_producer(
     async def work(nursery: trio.Nursery) -> None:
         async with Producer(client, "p", config) as producer:
             await producer.send(Message("T", b"first"))
-            world.groups["g"].brokers[0].delay_s = 1e6
+            world.group.brokers[0].delay_s = 1e6
             for _ in range(2):
                 await producer.send_async(Message("T", b"x" * 1000))
             nursery.start_soon(wait_for_space, producer)
@@ -189,10 +186,10 @@ async def test_a_producer_that_closes_waits_for_sends_without_space(
     async with trio.open_nursery() as nursery:
         async with Producer(client, "p", config) as producer:
             await producer.send(Message("T", b"first"))
-            world.groups["g"].brokers[0].delay_s = 0.5
+            world.group.brokers[0].delay_s = 0.5
             for _ in range(2):
                 await producer.send_async(Message("T", b"x" * 1000))
             for body in (b"y" * 1000, b"z" * 1000, b"0"):
                 nursery.start_soon(producer.send, Message("T", body))
             await trio.sleep(0.1)
-        assert len(world.groups["g"].bodies()) == 6
+        assert len(world.group.bodies()) == 6

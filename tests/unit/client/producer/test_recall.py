@@ -40,7 +40,7 @@ async def test_a_message_with_a_time_goes_alone_and_brings_its_handle(
     message: Message, stored: str
 ) -> None:
     async with open_world() as world, world.client() as client, Producer(client, "p") as producer:
-        broker = world.groups["g"].brokers[0]
+        broker = world.group.brokers[0]
         place = {"msgId": "M", "queueId": "0", "queueOffset": "7", "recallHandle": HANDLE}
         broker.intercept = fixed(ext=place)
         result = await producer.send(message)
@@ -76,7 +76,7 @@ async def recalled(*answers: Answer) -> str | ClientError:
         return left.pop(0)(asked)
 
     async with open_world() as world, world.client() as client, Producer(client, "p") as producer:
-        world.groups["g"].on(RequestCode.RECALL_MESSAGE, next_answer)
+        world.group.on(RequestCode.RECALL_MESSAGE, next_answer)
         try:
             return await producer.recall(HANDLE, timeout_s=2.0)
         except ClientError as error:
@@ -89,7 +89,7 @@ async def test_a_recall_without_an_answer_may_be_done() -> None:
 
 
 async def test_a_recall_by_an_account_that_is_not_let_in_ends(world: World) -> None:
-    world.groups["g"].let_nobody_in()
+    world.group.let_nobody_in()
     async with world.client() as client, Producer(client, "p") as producer:
         with pytest.raises(BrokerRefusedError, match="refused with code 1: not now") as caught:
             await producer.recall(HANDLE)

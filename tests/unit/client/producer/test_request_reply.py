@@ -66,7 +66,7 @@ class Stage(NamedTuple):
 @asynccontextmanager
 async def opened(config: ProducerConfig | None = None, **how: bool) -> AsyncIterator[Stage]:
     async with open_world(**how) as world, world.client() as client, world.client() as other:
-        replies = FakeReplies(world.groups["g"])
+        replies = FakeReplies(world.group)
         async with Producer(client, "askers", config) as asker, Producer(other, "re") as replier:
             yield Stage(world, replies, client, asker, replier)
 
@@ -169,7 +169,7 @@ async def test_all_members_know_the_requester_before_its_first_request() -> None
     async with opened() as stage, trio.open_nursery() as nursery:
         nursery.start_soon(stage.answer)
         await stage.asker.request(QUESTION, 3.0)
-        group = stage.world.groups["g"]
+        group = stage.world.group
         for broker in group.brokers:
             codes = [seen.code for seen in broker.seen]
             assert HEARTBEAT in codes
@@ -183,7 +183,7 @@ async def test_all_members_know_the_requester_before_its_first_request() -> None
 
 async def test_a_broken_connection_is_made_again_while_a_request_waits() -> None:
     async with opened() as stage, trio.open_nursery() as nursery:
-        leader = stage.world.groups["g"].brokers[0]
+        leader = stage.world.group.brokers[0]
 
         async def answer_over_a_new_connection() -> None:
             asked = await stage.request()
@@ -209,8 +209,8 @@ async def test_a_later_request_waits_for_no_heartbeat() -> None:
 
 async def test_request_waits_a_moment_only_for_a_silent_follower() -> None:
     async with opened() as stage, trio.open_nursery() as nursery:
-        await stage.world.groups["g"].brokers[2].kill()
-        host, port = stage.world.groups["g"].brokers[2].address.split(":")
+        await stage.world.group.brokers[2].kill()
+        host, port = stage.world.group.brokers[2].address.split(":")
         stage.world.network.silent.add((host, int(port)))
         nursery.start_soon(stage.answer)
         began = trio.current_time()
@@ -281,7 +281,7 @@ async def test_request_not_stored_ends_at_once_an_unknown_one_waits(
     condition: Condition, error: type[ClientError], outcome: str
 ) -> None:
     async with opened() as stage:
-        stage.world.groups["g"].brokers[0].intercept = refusing(condition)
+        stage.world.group.brokers[0].intercept = refusing(condition)
         began = trio.current_time()
         with pytest.raises(error, match="no") as caught:
             await stage.asker.request(QUESTION, 4.0)
@@ -292,7 +292,7 @@ async def test_request_not_stored_ends_at_once_an_unknown_one_waits(
 
 async def test_a_reply_to_a_request_of_unknown_fate_is_returned() -> None:
     async with opened(ProducerConfig(retry_unknown=False)) as stage, trio.open_nursery() as nursery:
-        leader = stage.world.groups["g"].brokers[0]
+        leader = stage.world.group.brokers[0]
 
         def store_and_forget(asked: RemotingCommand) -> RemotingCommand:
             stage.replies._sent(asked)
@@ -307,7 +307,7 @@ async def test_a_reply_to_a_request_of_unknown_fate_is_returned() -> None:
 async def test_request_without_a_consumer_is_not_stored() -> None:
     async with opened() as stage:
         await stage.asker.publish_queues("T")
-        for broker in stage.world.groups["g"].brokers:
+        for broker in stage.world.group.brokers:
             await broker.kill()
         with pytest.raises(BrokerUnreachableError) as caught:
             await stage.asker.request(QUESTION, 2.0)

@@ -73,7 +73,7 @@ async def opened(
 ) -> AsyncIterator[Stage]:
     async with open_world(rocketmq=rocketmq) as world, world.client() as client:
         checks = Checks()
-        transactions = FakeTransactions(world.groups["g"])
+        transactions = FakeTransactions(world.group)
         async with TransactionProducer(client, "pg", checks, config) as producer:
             yield Stage(world, transactions, client, producer, checks)
 
@@ -181,7 +181,7 @@ async def test_half_message_of_unknown_outcome_is_not_sent_again() -> None:
             sent += 1
             return response_to(asked, 1, "no majority", {"outcome": "unknown"})
 
-        stage.world.groups["g"].brokers[0].intercept = lost
+        stage.world.group.brokers[0].intercept = lost
 
         async def never(_: HalfMessage) -> LocalTransactionState:
             raise AssertionError("the local part ran")
@@ -210,7 +210,7 @@ async def test_a_local_part_that_raises_leaves_the_transaction_open() -> None:
 
 async def test_a_fail_over_between_half_and_end_is_followed() -> None:
     async with opened() as stage:
-        group = stage.world.groups["g"]
+        group = stage.world.group
 
         async def local(_: HalfMessage) -> LocalTransactionState:
             group.leader = None
@@ -249,7 +249,7 @@ async def test_end_without_an_answer_is_sent_again() -> None:
 
 async def test_end_that_does_not_arrive_is_left_to_check_back() -> None:
     async with opened(TransactionProducerConfig(end_timeout_s=3)) as stage:
-        group = stage.world.groups["g"]
+        group = stage.world.group
 
         async def local(_: HalfMessage) -> LocalTransactionState:
             group.leader = None
@@ -312,7 +312,7 @@ async def test_end_by_an_account_that_is_not_let_in(
     is_answered: bool, error: type[ClientError], text: str
 ) -> None:
     async with opened() as stage:
-        group = stage.world.groups["g"]
+        group = stage.world.group
 
         async def lose_connection() -> None:
             group.let_nobody_in()
@@ -372,7 +372,7 @@ async def test_check_back_answer_searches_for_the_leader() -> None:
     async with opened() as stage:
         await stage.producer.leave_open(await stage.producer.begin(ORDER))
         await trio.sleep(1)
-        group = stage.world.groups["g"]
+        group = stage.world.group
         asking = group.leader
         stage.client.leaders.suspect("g", asking or "")
         group.leader = None
@@ -436,10 +436,10 @@ async def test_every_broker_of_the_group_knows_the_producer() -> None:
     async with opened() as stage:
         await stage.producer.send_in_transaction(ORDER, commit)
         await trio.sleep(1)
-        addresses = [broker.address for broker in stage.world.groups["g"].brokers]
+        addresses = [broker.address for broker in stage.world.group.brokers]
         assert sorted(stage.transactions.known) == sorted(addresses)
         await stage.producer.leave_open(await stage.producer.begin(ORDER))
-        stage.world.groups["g"].elect(1)
+        stage.world.group.elect(1)
         stage.checks.state = COMMIT
         stage.transactions.ask(1, address=addresses[1])
         await trio.sleep(1)

@@ -207,7 +207,7 @@ def test_aio_poll_that_is_cancelled_takes_nothing(moment: int) -> None:
 
 def test_aio_transaction_runs_its_local_part_in_the_loop() -> None:
     async def main(world: World, client: aio.ClientInstance) -> None:
-        fake = FakeTransactions(world.groups["g"])
+        fake = FakeTransactions(world.group)
         asked: list[str] = []
 
         async def check(message: dledger.MessageExt) -> dledger.LocalTransactionState:
@@ -259,7 +259,7 @@ def test_aio_sends_are_cancelled_at_any_moment(moments: list[int]) -> None:
             await asyncio.gather(*map(cancel, sends, moments))
             ended = await asyncio.gather(*sends, return_exceptions=True)
             await producer.send(dledger.Message("T", b"last"))
-        stored = world.groups["g"].bodies()
+        stored = world.group.bodies()
         assert stored.count(b"last") == 1
         for body, end in zip(bodies, ended, strict=True):
             is_cancelled = isinstance(end, asyncio.CancelledError)
@@ -331,7 +331,7 @@ def test_aio_step_is_stored_when_its_block_ends() -> None:
             seen.append(dict(asked.ext))
             return response_to(asked, 0, None, {"results": [[0, 7]]})
 
-        world.groups["g"].on(RequestCode.CONSUME_STEP, answer)
+        world.group.on(RequestCode.CONSUME_STEP, answer)
         queue = dledger.MessageQueue("T", "g", 0)
         async with aio.PullConsumer(client, "c") as consumer:
             assert await consumer.committed_offset(queue) is None

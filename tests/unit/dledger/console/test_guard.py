@@ -133,10 +133,7 @@ async def test_a_form_is_never_sent_by_a_link(visitor: Visitor) -> None:
 
 
 def with_access_control(world: World, value: bytes) -> None:
-    world.groups["g"].on(
-        RequestCode.GET_BROKER_CONFIG,
-        fixed(body=b"aclEnable=" + value),
-    )
+    world.group.on(RequestCode.GET_BROKER_CONFIG, fixed(body=b"aclEnable=" + value))
 
 
 async def test_a_console_that_only_shows_changes_nothing(world: World) -> None:
@@ -164,10 +161,7 @@ async def test_access_control_wants_an_account(world: World, visitor: Visitor) -
 async def test_settings_that_are_refused_mean_access_control(
     world: World, visitor: Visitor
 ) -> None:
-    world.groups["g"].on(
-        RequestCode.GET_BROKER_CONFIG,
-        fixed(ResponseCode.NO_PERMISSION, "no account"),
-    )
+    world.group.on(RequestCode.GET_BROKER_CONFIG, fixed(ResponseCode.NO_PERMISSION, "no account"))
     assert await visitor.console.access_control() is True
 
 
@@ -183,7 +177,7 @@ async def test_a_change_is_logged_with_its_author(world: World, visitor: Visitor
     with capture_logs() as logged:
         answer = await visitor.post("/topic/create", name="new", queues="4")
     assert answer.status_code == 303
-    assert world.groups["g"].topics["new"] == 4
+    assert world.group.topics["new"] == 4
     assert visitor.note.is_done
     (change,) = [line for line in logged if line["event"] == "console_change"]
     assert (change["what"], change["who"]) == ("create topic new", "no account from 127.0.0.1")

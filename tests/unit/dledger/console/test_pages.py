@@ -121,12 +121,12 @@ async def test_number_that_is_too_large_is_none(visitor: Visitor, path: str, dig
 async def test_field_that_is_too_large_is_refused(
     world: World, visitor: Visitor, field: str
 ) -> None:
-    world.groups["g"].on(RequestCode.GET_BROKER_CONFIG, fixed(body=b"aclEnable=false\n"))
+    world.group.on(RequestCode.GET_BROKER_CONFIG, fixed(body=b"aclEnable=false\n"))
     fields = {"name": "New", "queues": "4", "read_queues": "4", field: "9" * 5_000}
     if field == "read_queues":
         fields |= {"name": "T", "write_queues": "4", "permission": "6"}
         configs = TopicConfigSerializeWrapper(topic_config_table={"T": TopicConfig("T")})
-        world.groups["g"].on(RequestCode.GET_ALL_TOPIC_CONFIG, fixed(body=configs.encode()))
+        world.group.on(RequestCode.GET_ALL_TOPIC_CONFIG, fixed(body=configs.encode()))
     path = "/topic/create" if field == "queues" else "/topic/update"
     answer = await visitor.post(path, **fields)
     assert answer.status_code == 303
@@ -137,11 +137,11 @@ async def test_field_that_is_too_large_is_refused(
 async def test_hostile_names_of_topics_and_groups_show_as_text(
     world: World, visitor: Visitor
 ) -> None:
-    world.groups["g"].topics["<script>t</script>"] = 4
-    world.groups["g"].register()
+    world.group.topics["<script>t</script>"] = 4
+    world.group.register()
     name = "<script>g</script>"
     table = SubscriptionGroupWrapper({name: SubscriptionGroupConfig(name)})
-    world.groups["g"].on(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, fixed(body=table.encode()))
+    world.group.on(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, fixed(body=table.encode()))
     for path in ("/topics", "/groups"):
         answer = await visitor.get(path)
         assert "<script>t" not in answer.text
@@ -153,8 +153,8 @@ async def test_hostile_names_of_topics_and_groups_show_as_text(
 
 
 async def test_ten_thousand_topics_come_by_the_page(world: World, visitor: Visitor) -> None:
-    world.groups["g"].topics |= {f"topic-{number:05}": 4 for number in range(10_000)}
-    world.groups["g"].register()
+    world.group.topics |= {f"topic-{number:05}": 4 for number in range(10_000)}
+    world.group.register()
     first = await visitor.get("/topics")
     assert len(first.text) < 60_000
     assert "topic-00048" in first.text
@@ -174,7 +174,7 @@ async def test_every_page_is_there_when_nothing_answers(path: str) -> None:
     async with open_world() as world, world.client() as client, visiting(client) as visitor:
         await visitor.get("/cluster")
         await world.name_servers[0].kill()
-        for broker in world.groups["g"].brokers:
+        for broker in world.group.brokers:
             await broker.kill()
         await visitor.console.look()
         answer = await visitor.get(path)
@@ -195,8 +195,8 @@ async def test_members_are_shown_without_a_name_server(world: World, visitor: Vi
 
 async def test_half_of_the_members_missing_are_named(world: World, visitor: Visitor) -> None:
     await visitor.get("/cluster")
-    await world.groups["g"].brokers[1].kill()
-    await world.groups["g"].brokers[2].kill()
+    await world.group.brokers[1].kill()
+    await world.group.brokers[2].kill()
     await visitor.console.look()
     text = visible(await visitor.get("/cluster"))
     assert "2 of 3 members of g do not answer" in text
@@ -205,19 +205,17 @@ async def test_half_of_the_members_missing_are_named(world: World, visitor: Visi
 
 async def test_a_leader_that_is_lost_shows_on_every_look(world: World, visitor: Visitor) -> None:
     await visitor.console.look()
-    await world.groups["g"].brokers[0].kill()
+    await world.group.brokers[0].kill()
     await visitor.console.look()
     assert "g has no leader now" in visible(await visitor.get("/cluster"))
-    world.groups["g"].elect(2)
+    world.group.elect(2)
     await visitor.console.look()
     text = visible(await visitor.get("/cluster/live"))
     assert "has no leader" not in text
 
 
 async def test_a_refusal_of_a_broker_costs_its_part_alone(world: World, visitor: Visitor) -> None:
-    world.groups["g"].on(
-        RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, fixed(ResponseCode.NO_PERMISSION)
-    )
+    world.group.on(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, fixed(ResponseCode.NO_PERMISSION))
     answer = await visitor.get("/groups")
     assert answer.status_code == 200
     assert "the list of groups" in visible(answer)
@@ -225,9 +223,9 @@ async def test_a_refusal_of_a_broker_costs_its_part_alone(world: World, visitor:
 
 
 async def test_a_group_that_no_broker_knows_is_named(world: World, visitor: Visitor) -> None:
-    world.groups["g"].on(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, fixed(body=b"{}"))
-    world.groups["g"].on(RequestCode.GET_CONSUME_STATS, fixed(body=b"{}"))
-    world.groups["g"].on(RequestCode.GET_CONSUMER_CONNECTION_LIST, fixed(206))
+    world.group.on(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, fixed(body=b"{}"))
+    world.group.on(RequestCode.GET_CONSUME_STATS, fixed(body=b"{}"))
+    world.group.on(RequestCode.GET_CONSUMER_CONNECTION_LIST, fixed(206))
     text = visible(await visitor.get("/group?name=billling"))
     assert "no broker knows a group billling" in text
 
@@ -236,30 +234,29 @@ async def test_a_group_that_no_broker_knows_is_named(world: World, visitor: Visi
 
 
 async def test_ticked_letters_are_given_back_and_no_other(world: World, visitor: Visitor) -> None:
-    world.groups["g"].on(RequestCode.GET_BROKER_CONFIG, fixed(body=b"aclEnable=false\n"))
-    group = world.groups["g"]
+    world.group.on(RequestCode.GET_BROKER_CONFIG, fixed(body=b"aclEnable=false\n"))
     await send(visitor.console.client, *(Message("T", b"%d" % number) for number in range(3)))
-    for stored in list(group.queue("T", 0)):
-        group.store("%DLQ%billing", 0, decode_record(stored))
-    group.topics["%RETRY%billing"] = 1
-    group.register()
+    for stored in list(world.group.queue("T", 0)):
+        world.group.store("%DLQ%billing", 0, decode_record(stored))
+    world.group.topics["%RETRY%billing"] = 1
+    world.group.register()
     page = await visitor.get("/dead-letters/group?name=billing")
     assert page.text.count('type="checkbox"') == 3
     await visitor.post("/dead-letters/resend", name="billing", which="chosen", letter_2="g/0/1")
     change = visitor.note
     assert (change.is_done, change.remark) == (True, "1 given back")
-    assert world.groups["g"].bodies("%RETRY%billing") == [b"1"]
-    world.groups["g"].on(RequestCode.QUERY_MESSAGE, fixed(body=bytes(group.queue("T", 0)[1])))
+    assert world.group.bodies("%RETRY%billing") == [b"1"]
+    world.group.on(RequestCode.QUERY_MESSAGE, fixed(body=bytes(world.group.queue("T", 0)[1])))
     assert visible(await visitor.get("/dead-letters/group?name=billing")).count("1 times") == 1
     await visitor.post("/dead-letters/resend", name="billing", which="chosen")
     assert "no letter is ticked" in visitor.note.remark
     await visitor.post("/dead-letters/resend", name="billing", which="all")
     assert visitor.note.remark == "3 given back"
-    assert world.groups["g"].bodies("%RETRY%billing") == [b"1", b"0", b"1", b"2"]
+    assert world.group.bodies("%RETRY%billing") == [b"1", b"0", b"1", b"2"]
 
 
 async def test_letters_of_every_queue_come_by_the_page(world: World, visitor: Visitor) -> None:
-    group, other = world.groups["g"], await world.add_group("h", 1, 11_000)
+    group, other = world.group, await world.add_group("h", 1, 11_000)
     await send(visitor.console.client, *(Message("T", b"%d" % number) for number in range(25)))
     for stored in list(group.queue("T", 0)):
         group.store("%DLQ%billing", 0, decode_record(stored))
@@ -287,7 +284,7 @@ async def test_settings_that_differ_are_marked(world: World, visitor: Visitor) -
     def answer(text: bytes, asked: RemotingCommand) -> RemotingCommand:
         return response_to(asked, 0, None, {}, text)
 
-    for number, broker in enumerate(world.groups["g"].brokers):
+    for number, broker in enumerate(world.group.brokers):
         text = f"fileReservedTime={72 if number else 48}\nlistenPort={number}\nbrokerName=g\n"
         broker.on(RequestCode.GET_BROKER_CONFIG, partial(answer, text.encode()))
     page = await visitor.get("/settings")
@@ -300,14 +297,14 @@ async def test_settings_that_differ_are_marked(world: World, visitor: Visitor) -
 
 
 async def test_signing_in_is_checked_by_a_broker(world: World, visitor: Visitor) -> None:
-    world.groups["g"].on(RequestCode.GET_BROKER_CONFIG, fixed(body=b"aclEnable=true\n"))
+    world.group.on(RequestCode.GET_BROKER_CONFIG, fixed(body=b"aclEnable=true\n"))
 
     def figures(asked: RemotingCommand) -> RemotingCommand:
         if asked.ext.get("AccessKey") == "operator" and is_signed_by(asked, "a-secret"):
             return response_to(asked, 0, None, {}, b'{"table":{}}')
         return response_to(asked, ResponseCode.NO_PERMISSION, "no such account")
 
-    world.groups["g"].on(RequestCode.GET_BROKER_RUNTIME_INFO, figures)
+    world.group.on(RequestCode.GET_BROKER_RUNTIME_INFO, figures)
     await visitor.post("/sign-in", page="/accounts", access_key="mallory", secret_key="a-secret")
     assert "brokers do not take this name" in visible(await visitor.get("/accounts"))
     before = visitor.http.cookies["dledger_console"]
@@ -342,7 +339,7 @@ def admitting(world: World, admin: str, *others: str, white: Collection[str] = (
             text = f"Check signature failed for accessKey={name}"
         return response_to(asked, ResponseCode.SYSTEM_ERROR, ACCESS + text)
 
-    for broker in world.groups["g"].brokers:
+    for broker in world.group.brokers:
         for code, body in (
             (RequestCode.RAFT_STATUS, b"{}"),
             (RequestCode.GET_BROKER_CONFIG, b"aclEnable=true\n"),
@@ -382,7 +379,7 @@ async def test_account_is_proved_where_brokers_refuse(
 async def test_broker_without_check_proves_no_account(
     world: World, visitor: Visitor, name: str, white: int, is_proved: bool
 ) -> None:
-    addresses = [broker.address for broker in world.groups["g"].brokers]
+    addresses = [broker.address for broker in world.group.brokers]
     admitting(world, "operator", "clerk", white=sorted(addresses)[:white])
     await visitor.post("/sign-in", page="/accounts", access_key=name, secret_key="a-secret")
     remark = visitor.note.remark

@@ -251,15 +251,11 @@ async def test_a_member_that_answers_nonsense_ends_no_look() -> None:
 
 
 async def _look_at_nonsense(world: World) -> None:
-    group = world.groups["g"]
-    group.registered[7] = f"{'a' * 64}:1"
-    for broker in group.brokers[1:]:
-        broker.on(
-            RequestCode.GET_BROKER_RUNTIME_INFO,
-            fixed(body=b"[1"),
-        )
+    world.group.registered[7] = f"{'a' * 64}:1"
+    for broker in world.group.brokers[1:]:
+        broker.on(RequestCode.GET_BROKER_RUNTIME_INFO, fixed(body=b"[1"))
     async with world.client() as client:
         look = await look_at(Admin(client), None, 0)
     answers = {address: said is not None for address, said in look.groups["g"].items()}
-    assert answers == {b.address: True for b in group.brokers} | {f"{'a' * 64}:1": False}
+    assert answers == {b.address: True for b in world.group.brokers} | {f"{'a' * 64}:1": False}
     assert look.figures == {}

@@ -9,13 +9,7 @@ from hypothesis import strategies as st
 from dledger.commitlog.java_hash import raw_tags_code
 from dledger.commitlog.properties import encode_properties
 from dledger.commitlog.record import encode_record, record_properties, stored_ms_of
-from dledger.filters.expiry import (
-    MAX_EXPIRE_MS,
-    LivingFilter,
-    expire_after_ms,
-    expires,
-    is_expired,
-)
+from dledger.filters.expiry import MAX_EXPIRE_MS, LivingFilter, expire_after_ms, expires, is_expired
 from dledger.filters.property_filter import Expression
 
 
@@ -35,11 +29,7 @@ def admits(living: LivingFilter, stored: memoryview) -> bool:
     return living.admits(stored, record_properties(stored))
 
 
-@given(
-    st.one_of(st.none(), st.integers(1, 10_000)),
-    st.integers(0, 10_000),
-    st.integers(0, 30_000),
-)
+@given(st.one_of(st.none(), st.integers(1, 10_000)), st.integers(0, 10_000), st.integers(0, 30_000))
 def test_message_expires_so_long_after_it_was_stored(
     after_ms: int | None, stored_ms: int, now_ms: int
 ) -> None:

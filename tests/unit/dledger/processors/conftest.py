@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import pytest
 
+from dledger.testing.doubles import VirtualClock
 from tests.harness.broker import Broker
+from tests.harness.fake_group import FakeGroup
+
+
+@pytest.fixture
+async def virtual(group: FakeGroup) -> Broker:
+    """A broker on the virtual time of its test."""
+    group.clock = VirtualClock()
+    return Broker(group)
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from dledger.processors.admin import CleanUpProcessor, _size
 from dledger.remoting.protocol.bodies import KVTable
 from dledger.remoting.protocol.codes import RequestCode
 from dledger.remoting.protocol.command import RemotingCommand, request
-from dledger.state.state_record import ConsumerOffsetsChange, state_batch
+from dledger.state.state_record import ConsumerOffsetsChange
 from dledger.testing.doubles import ManualClock
 from tests.harness.broker import Broker
 from tests.harness.fake_group import FakeConnection, FakeGroup
@@ -135,8 +135,7 @@ def test_the_leader_alone_lets_segments_expire(group: FakeGroup) -> None:
 def test_any_member_answers_all_consumer_offsets(broker: Broker) -> None:
     broker.make_topic("T")
     change = ConsumerOffsetsChange.of((("g", "T", 0, 5), ("g", "T", 1, 300), ("h", "T", 0, 1)))
-    broker.group.propose(state_batch(change), lambda _: None)
-    broker.group.settle()
+    broker.group.store(change)
     broker.group.step_down("elsewhere:1")
     body = json.loads(bytes(broker.call(RequestCode.GET_ALL_CONSUMER_OFFSET).body))
     assert body["offsetTable"] == {"T@g": {"0": 5, "1": 300}, "T@h": {"0": 1}}

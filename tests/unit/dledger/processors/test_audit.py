@@ -42,8 +42,9 @@ from dledger.remoting.protocol.codes import RequestCode
 from dledger.remoting.protocol.command import RemotingCommand, request
 from dledger.remoting.protocol.own_fields import BY_OPERATOR_FIELD
 from dledger.remoting.protocol.signature import ACCESS_KEY
-from dledger.state.state_record import ConsumerOffsetsChange, state_batch
+from dledger.state.state_record import ConsumerOffsetsChange
 from dledger.testing.doubles import ManualClock
+from tests.harness.beside import beside
 from tests.harness.broker import Broker, later, topic_fields
 from tests.harness.fake_group import FakeConnection, FakeGroup
 
@@ -143,9 +144,7 @@ def test_an_act_has_one_line_when_it_is_done(
 
 def test_a_reset_has_a_line_with_consumers_and_without(broker: Broker, lines: Lines) -> None:
     broker.make_topic("T", 1)
-    offsets = ConsumerOffsetsChange.of((("g", "T", 0, 0),))
-    broker.group.propose(state_batch(offsets), lambda _: None)
-    broker.group.settle()
+    broker.group.store(ConsumerOffsetsChange.of((("g", "T", 0, 0),)))
     reset = {"topic": "T", "group": "g", "timestamp": "0", "isForce": "true"}
     assert broker.call(CODE.INVOKE_BROKER_TO_RESET_OFFSET, reset).code == 206
     consumer = ConsumerData("g", subscription_data_set=[SubscriptionData(topic="T")])
@@ -380,10 +379,8 @@ async def test_a_change_of_members_names_member_and_address(group: FakeGroup, li
 
 
 async def test_a_change_nothing_waits_for_is_unknown(group: FakeGroup, lines: Lines) -> None:
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(lambda: change(group, Changes(let=trio.Event()), op="remove", name="n2"))
+    async with beside(lambda: change(group, Changes(let=trio.Event()), op="remove", name="n2")):
         await trio.testing.wait_all_tasks_blocked()
-        nursery.cancel_scope.cancel()
     assert acts(lines) == [("RAFT_CHANGE", "op=remove name=n2", "unknown")]
 
 

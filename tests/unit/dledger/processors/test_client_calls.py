@@ -25,7 +25,7 @@ from dledger.remoting.protocol.codes import RequestCode, ResponseCode
 from dledger.remoting.protocol.command import RemotingCommand, request, response_to
 from dledger.remoting.protocol.topic_names import STATE_TOPIC
 from dledger.state.accounts import AccessChange, AccountConfig
-from dledger.state.state_record import ConsumerOffsetsChange, encode_change, state_batch
+from dledger.state.state_record import ConsumerOffsetsChange, encode_change
 from dledger.state.topics import ACCESS_QUEUE
 from dledger.testing.doubles import ManualClock
 from tests.harness.broker import Broker
@@ -203,8 +203,7 @@ def asked(broker: Broker, code: RequestCode, **ext: str) -> Any:
 
 
 def commit(broker: Broker, *offsets: tuple[str, str, int, int]) -> None:
-    broker.group.propose(state_batch(ConsumerOffsetsChange.of(offsets)), lambda _: None)
-    broker.group.settle()
+    broker.group.store(ConsumerOffsetsChange.of(offsets))
 
 
 def test_the_consumers_of_a_group(broker: Broker) -> None:

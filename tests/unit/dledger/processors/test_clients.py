@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,11 +28,12 @@ from dledger.remoting.protocol.codes import RequestCode, ResponseCode
 from dledger.remoting.protocol.command import OUR_VERSION, RemotingCommand, request
 from dledger.remoting.protocol.headers import PullMessageHeader
 from dledger.services.limits import CLIENT_ID_CHARACTERS, GROUPS_PER_HEARTBEAT
-from dledger.state.state_record import SubscriptionGroupsChange, state_batch
+from dledger.state.state_record import SubscriptionGroupsChange
 from dledger.state.topics import SubscriptionGroupConfig
-from dledger.testing.doubles import ManualClock, VirtualClock
+from dledger.testing.doubles import ManualClock
+from tests.harness.beside import beside
 from tests.harness.broker import Broker
-from tests.harness.fake_group import FakeConnection, FakeGroup
+from tests.harness.fake_group import FakeConnection
 from tests.harness.present import present
 
 
@@ -100,9 +100,7 @@ def test_first_pull_creates_group_and_retry_topic(broker: Broker) -> None:
 
 
 def test_heartbeat_creates_a_missing_retry_topic(broker: Broker) -> None:
-    change = SubscriptionGroupsChange(put=(SubscriptionGroupConfig("g"),))
-    broker.group.propose(state_batch(change), lambda _: None)
-    broker.group.settle()
+    broker.group.store(SubscriptionGroupsChange(put=(SubscriptionGroupConfig("g"),)))
     beat(broker, FakeConnection(), SubscriptionData("T"))
     broker.group.settle()
     assert broker.group.state.topic_config("%RETRY%g") is not None
@@ -240,24 +238,19 @@ def test_the_cpp_clients_heartbeat_is_understood(broker: Broker) -> None:
     assert group.subscriptions["T"].codes is None
 
 
-async def test_a_silent_client_is_taken_out(tmp_path: Any) -> None:
-    group = FakeGroup(tmp_path, VirtualClock())
-    broker = Broker(group, VirtualClock())
+async def test_a_silent_client_is_taken_out(virtual: Broker) -> None:
     silent, alive = FakeConnection(), FakeConnection()
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(broker.processors.clients_processor.run)
-        beat(broker, silent, SubscriptionData("T"), client_id="c1")
+    async with beside(virtual.processors.clients_processor.run):
+        beat(virtual, silent, SubscriptionData("T"), client_id="c1")
         for _ in range(6):
             await trio.sleep(25)
-            beat(broker, alive, SubscriptionData("T"), client_id="c2")
+            beat(virtual, alive, SubscriptionData("T"), client_id="c2")
         assert silent.closed == "no heartbeat"
         assert not alive.closed
         left: Any = silent  # a connection without clients is not silent: it stays
-        assert not broker.processors.clients.is_silent(left, trio.current_time())
-        consumers = present(broker.processors.clients.consumer_group("g"))
+        assert not virtual.processors.clients.is_silent(left, trio.current_time())
+        consumers = present(virtual.processors.clients.consumer_group("g"))
         assert [client.client_id for client in consumers.clients.values()] == ["c2"]
-        nursery.cancel_scope.cancel()
-    group.close()
 
 
 def ids(broker: Broker, group: str = "g") -> list[str] | int:
@@ -277,45 +270,37 @@ def elect(broker: Broker) -> None:
     broker.processors.role_changed()
 
 
-async def test_new_leader_that_may_not_know_a_group_lists_it_later(tmp_path: Any) -> None:
-    group = FakeGroup(tmp_path, VirtualClock())
-    broker = Broker(group, VirtualClock())
-    broker.make_group("g")
-    beat(broker, FakeConnection(), SubscriptionData("T"), client_id="c1")
-    elect(broker)  # of a member that has just started
+async def test_new_leader_that_may_not_know_a_group_lists_it_later(virtual: Broker) -> None:
+    virtual.make_group("g")
+    beat(virtual, FakeConnection(), SubscriptionData("T"), client_id="c1")
+    elect(virtual)  # of a member that has just started
     code, ext = RequestCode.GET_CONSUMER_LIST_BY_GROUP, {"consumerGroup": "g"}
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(broker.processors.clients_processor.run)
-        refused: Any = broker.handle(request(code, dict(ext)), FakeConnection())
+    async with beside(virtual.processors.clients_processor.run):
+        refused: Any = virtual.handle(request(code, dict(ext)), FakeConnection())
         assert (await refused).code == ResponseCode.SYSTEM_BUSY
         assert trio.current_time() == LIST_SOON_S
         asked = request(code, dict(ext))
         asked.language = "GO"  # it takes an error for an empty list
-        waiting: Any = broker.handle(asked, FakeConnection())
+        waiting: Any = virtual.handle(asked, FakeConnection())
         await trio.sleep(SETTLE_S - LIST_SOON_S - 1)
-        beat(broker, FakeConnection(), SubscriptionData("T"), client_id="c2")
+        beat(virtual, FakeConnection(), SubscriptionData("T"), client_id="c2")
         answered = await waiting
         assert trio.current_time() == SETTLE_S
         assert json.loads(bytes(answered.body)) == {"consumerIdList": ["c1", "c2"]}
-        nursery.cancel_scope.cancel()
-    group.close()
 
 
-async def test_list_that_waits_is_refused_when_leadership_ends(tmp_path: Any) -> None:
-    group = FakeGroup(tmp_path, VirtualClock())
-    broker = Broker(group, VirtualClock())
-    broker.make_group("g")
-    elect(broker)
+async def test_list_that_waits_is_refused_when_leadership_ends(virtual: Broker) -> None:
+    virtual.make_group("g")
+    elect(virtual)
     code, ext = RequestCode.GET_CONSUMER_LIST_BY_GROUP, {"consumerGroup": "g"}
-    waiting: Any = broker.handle(request(code, dict(ext)), FakeConnection())
+    waiting: Any = virtual.handle(request(code, dict(ext)), FakeConnection())
 
     def end() -> None:
-        group.step_down("10.0.0.2:10911")
-        broker.processors.role_changed()
+        virtual.group.step_down("10.0.0.2:10911")
+        virtual.processors.role_changed()
 
-    answered = await broker.finish(waiting, end)
+    answered = await virtual.finish(waiting, end)
     assert (answered.code, answered.ext["leaderAddr"]) == (14, "10.0.0.2:10911")
-    group.close()
 
 
 def test_new_leader_lists_a_group_that_it_knew_before(broker: Broker, clock: ManualClock) -> None:
@@ -357,20 +342,17 @@ def test_leader_change_notifies_no_client(broker: Broker, clock: ManualClock) ->
     assert reported(one) == before
 
 
-async def test_changes_are_notified_when_the_group_has_settled(tmp_path: Any) -> None:
-    group = FakeGroup(tmp_path, VirtualClock())
-    broker = Broker(group, VirtualClock())
+async def test_changes_are_notified_when_the_group_has_settled(virtual: Broker) -> None:
     one, late = FakeConnection(), FakeConnection()
-    broker.make_group("g")
-    beat(broker, one, SubscriptionData("T"), client_id="c1")
-    group.settle()
+    virtual.make_group("g")
+    beat(virtual, one, SubscriptionData("T"), client_id="c1")
+    virtual.group.settle()
     before = len(reported(one))
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(broker.processors.clients_processor.run)
+    async with beside(virtual.processors.clients_processor.run):
         await trio.sleep(5)
-        elect(broker)
+        elect(virtual)
         began = trio.current_time()
-        beat(broker, late, SubscriptionData("T"), client_id="c2")
+        beat(virtual, late, SubscriptionData("T"), client_id="c2")
         await trio.sleep(SETTLE_S - 0.01)
         assert (len(reported(one)) - before, len(reported(late))) == (0, 0)
         await trio.sleep(0.02)
@@ -378,8 +360,6 @@ async def test_changes_are_notified_when_the_group_has_settled(tmp_path: Any) ->
         assert trio.current_time() - began < SETTLE_S + 0.1
         await trio.sleep(50)
         assert len(reported(late)) == 1, "once"
-        nursery.cancel_scope.cancel()
-    group.close()
 
 
 def test_a_client_on_a_second_connection_is_no_change(broker: Broker) -> None:
@@ -397,24 +377,18 @@ def test_a_client_on_a_second_connection_is_no_change(broker: Broker) -> None:
 
 def test_a_group_may_ask_not_to_be_woken(broker: Broker) -> None:
     config = SubscriptionGroupConfig("g", notify_consumer_ids_changed_enable=False)
-    change = SubscriptionGroupsChange(put=(config,))
-    broker.group.propose(state_batch(change), lambda _: None)
-    broker.group.settle()
+    broker.group.store(SubscriptionGroupsChange(put=(config,)))
     one = FakeConnection()
     beat(broker, one, SubscriptionData("T"))
     assert reported(one) == []
 
 
-async def test_changes_of_a_large_group_are_notified_together(tmp_path: Path) -> None:
-    group = FakeGroup(tmp_path, VirtualClock())
-    broker = Broker(group, VirtualClock())
+async def test_changes_of_a_large_group_are_notified_together(virtual: Broker) -> None:
     members = [FakeConnection() for _ in range(3 * NOTIFIED_AT_ONCE)]
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(broker.processors.clients_processor.run)
-        nursery.start_soon(group.turns.run)
+    async with beside(virtual.processors.clients_processor.run, virtual.group.turns.run):
         for number, member in enumerate(members):
             await trio.testing.wait_all_tasks_blocked()
-            beat(broker, member, SubscriptionData("T"), client_id=f"c{number}")
+            beat(virtual, member, SubscriptionData("T"), client_id=f"c{number}")
         calls = sum(len(reported(member)) for member in members)
         assert calls == NOTIFIED_AT_ONCE * (NOTIFIED_AT_ONCE + 1) // 2
 
@@ -428,8 +402,6 @@ async def test_changes_of_a_large_group_are_notified_together(tmp_path: Path) ->
         assert len(reported(members[1])) == NOTIFIED_AT_ONCE
         await trio.sleep(NOTIFIED_LATER_S + 0.01)
         assert reported(members[-1]) == ["g", "g"]
-        nursery.cancel_scope.cancel()
-    group.close()
 
 
 def test_nothing_settles_without_groups_or_leadership() -> None:

@@ -10,7 +10,6 @@ from dledger.commitlog.record import encode_record
 from dledger.remoting.handling import DEFERRED
 from dledger.remoting.protocol.codes import RequestCode, ResponseCode
 from dledger.remoting.protocol.command import RemotingCommand, request
-from dledger.testing.doubles import ManualClock
 from tests.harness.broker import Broker
 from tests.harness.fake_group import FakeGroup
 
@@ -18,8 +17,8 @@ GROUP = "workers"
 
 
 @pytest.fixture
-def broker(group: FakeGroup, clock: ManualClock) -> Broker:
-    broker = Broker(group, clock)
+def broker(group: FakeGroup) -> Broker:
+    broker = Broker(group)
     broker.make_topic("In", queues=2)
     broker.make_topic("Out", queues=2)
     broker.make_group(GROUP)

@@ -13,13 +13,14 @@ from dledger.remoting.protocol.bodies import TopicConfig, TopicConfigList
 from dledger.remoting.protocol.codes import RequestCode, ResponseCode
 from dledger.remoting.protocol.command import RemotingCommand
 from dledger.state import topics as state
-from dledger.state.state_record import TopicsChange, state_batch
+from dledger.state.state_record import TopicsChange
 from dledger.testing.doubles import ManualClock
 from tests.harness.broker import Broker, topic_fields
 from tests.harness.fake_group import FakeGroup
-from tests.harness.pops import ack, answer_of, pop
+from tests.harness.pops import ack, answer_of, answered, pop
 from tests.harness.pops import handles as handles_of
 from tests.harness.pops import hold as hold_pop
+from tests.harness.present import present
 from tests.harness.pulls import command, found, hold
 from tests.harness.pulls import pull as pull_of
 from tests.unit.dledger.processors.test_send import ext
@@ -28,8 +29,8 @@ EXPIRING = {"message.expires": "true"}
 
 
 @pytest.fixture
-def broker(group: FakeGroup, clock: ManualClock) -> Broker:
-    broker = Broker(group, clock)
+def broker(group: FakeGroup) -> Broker:
+    broker = Broker(group)
     broker.make_topic("T", queues=1)
     return broker
 
@@ -48,8 +49,7 @@ def pull(broker: Broker, **changes: Any) -> RemotingCommand:
 
 
 def attributes(broker: Broker, topic: str = "T") -> dict[str, str]:
-    config = broker.group.state.topic_config(topic)
-    assert config is not None
+    config = present(broker.group.state.topic_config(topic))
     return dict(config.attributes)
 
 
@@ -237,8 +237,7 @@ def test_changed_topic_keeps_its_mark(broker: Broker) -> None:
     body = TopicConfigList(topic_config_list=[TopicConfig("T", 3, 3)]).encode()
     assert broker.call(RequestCode.UPDATE_AND_CREATE_TOPIC_LIST, {}, body).code == 0
     assert attributes(broker) == EXPIRING
-    config = broker.group.state.topic_config("T")
-    assert config is not None
+    config = present(broker.group.state.topic_config("T"))
     assert config.read_queue_nums == 3
 
 
@@ -256,8 +255,7 @@ def test_held_receive_passes_over_what_expired_meanwhile(
     clock.now_s += 1
     assert ack(broker, handle).code == 0
     broker.group.settle()
-    answer = answer_of(broker, waiting)
-    assert answer is not None
+    answer = answered(broker, waiting)
     assert found(answer) == [b"b"]
 
 
@@ -284,8 +282,7 @@ def test_dead_letters_do_not_expire_beside_one_that_was_sent(
     assert send(broker, b"sent", expiring(10), topic=topic).code == 0
     assert attributes(broker, topic) == {}
     put = state.TopicConfig(topic, 1, 1, 6, attributes=EXPIRING)
-    broker.group.propose(state_batch(TopicsChange(put=(put,))), lambda _: None)
-    broker.group.settle()
+    broker.group.store(TopicsChange(put=(put,)))
     clock.now_s += 1
     assert found(pull(broker, topic=topic)) == [b"sent"]
 

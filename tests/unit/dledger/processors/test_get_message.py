@@ -14,8 +14,8 @@ from dledger.remoting.handling import DEFERRED
 from dledger.remoting.protocol.bodies import ConsumerData, HeartbeatData, SubscriptionData
 from dledger.remoting.protocol.codes import RequestCode
 from dledger.remoting.protocol.command import RemotingCommand, request
-from dledger.testing.doubles import ManualClock, VirtualClock
 from tests.harness import pulls
+from tests.harness.beside import beside
 from tests.harness.broker import Broker
 from tests.harness.fake_group import FakeConnection, FakeGroup
 from tests.harness.pulls import SUBSCRIPTION, SUSPEND, found
@@ -117,8 +117,8 @@ def test_pull_reports_an_unparsed_heartbeat(filled: Broker) -> None:
     assert response.ext["outcome"] == "not_stored"
 
 
-def test_it_can_be_switched_off(group: FakeGroup, clock: ManualClock) -> None:
-    broker = Broker(group, clock, enable_property_filter=False)
+def test_it_can_be_switched_off(group: FakeGroup) -> None:
+    broker = Broker(group, enable_property_filter=False)
     broker.make_topic("T", 4)
     put(broker, 5)
     heartbeat(broker, sql_of("T", "n = 5"))
@@ -155,10 +155,8 @@ def test_retries_are_judged_by_the_topic_they_come_from(filled: Broker, flag: in
     assert found(pull(filled, "*", sysFlag=flag, **ASKED)) == [b"m5", b"m1", b"m2"]
 
 
-def test_retries_are_not_judged_where_that_is_switched_off(
-    group: FakeGroup, clock: ManualClock
-) -> None:
-    broker = Broker(group, clock, filter_support_retry=False)
+def test_retries_are_not_judged_where_that_is_switched_off(group: FakeGroup) -> None:
+    broker = Broker(group, filter_support_retry=False)
     broker.make_topic("T", 4)
     with_retries(broker)
     assert found(pull(broker, "*", sysFlag=0, **ASKED)) == [b"m3", b"m5", b"m1", b"m2"]
@@ -193,17 +191,14 @@ def test_many_new_messages_are_checked_in_turns(
     assert (connection.reply_.code, connection.reply_.ext["nextBeginOffset"]) == (20, "14")
 
 
-async def test_held_pull_reports_its_progress(group: FakeGroup) -> None:
-    broker = Broker(group, VirtualClock())
-    broker.make_topic("T", 4)
-    put(broker, *range(10))
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(broker.processors.run)
-        connection = hold(broker, "n > 100", queueOffset=10)
+async def test_held_pull_reports_its_progress(virtual: Broker) -> None:
+    virtual.make_topic("T", 4)
+    put(virtual, *range(10))
+    async with beside(virtual.processors.run):
+        connection = hold(virtual, "n > 100", queueOffset=10)
         await trio.sleep(1)
-        put(broker, 1, 2, 3)
+        put(virtual, 1, 2, 3)
         await trio.sleep(20)
-        nursery.cancel_scope.cancel()
     assert (connection.reply_.code, connection.reply_.ext["nextBeginOffset"]) == (20, "13")
 
 
@@ -214,15 +209,9 @@ async def answered(handled: Awaitable[RemotingCommand]) -> RemotingCommand:
     return await handled
 
 
-async def test_old_messages_are_judged_in_a_worker_thread(
-    group: FakeGroup, clock: ManualClock
-) -> None:
+async def test_old_messages_are_judged_in_a_worker_thread(group: FakeGroup) -> None:
     broker = Broker(
-        group,
-        clock,
-        recent_bytes=0,
-        max_transfer_count_in_disk=2,
-        max_transfer_bytes_in_disk=1 << 20,
+        group, recent_bytes=0, max_transfer_count_in_disk=2, max_transfer_bytes_in_disk=1 << 20
     )
     broker.make_topic("T", 4)
     put(broker, *range(10))
@@ -253,9 +242,9 @@ def damage(broker: Broker, offset: int, monkeypatch: pytest.MonkeyPatch) -> tupl
 
 @pytest.mark.parametrize("recent", [0, 1 << 30])
 async def test_damaged_message_refuses_the_pull_for_now(
-    group: FakeGroup, clock: ManualClock, recent: int, monkeypatch: pytest.MonkeyPatch
+    group: FakeGroup, recent: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    broker = Broker(group, clock, recent_bytes=recent)
+    broker = Broker(group, recent_bytes=recent)
     broker.make_topic("T", 4)
     put(broker, *range(10))
     place = damage(broker, 3, monkeypatch)

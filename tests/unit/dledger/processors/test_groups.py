@@ -25,7 +25,7 @@ from dledger.remoting.protocol.bodies import (
 from dledger.remoting.protocol.codes import RequestCode
 from dledger.remoting.protocol.command import RemotingCommand, request
 from dledger.remoting.protocol.own_fields import NOT_MADE_FIELD
-from dledger.state.state_record import ConsumerOffsetsChange, TopicsChange, state_batch
+from dledger.state.state_record import ConsumerOffsetsChange, TopicsChange
 from dledger.state.table import Table
 from dledger.testing.doubles import EPOCH_MS, ManualClock
 from tests.harness.broker import Broker
@@ -99,8 +99,8 @@ def test_group_to_be_made_is_shown_and_not_made(broker: Broker) -> None:
     assert broker.group.state.subscription_group("young") is None
 
 
-def test_group_that_may_not_be_made_is_code_26(group: FakeGroup, clock: ManualClock) -> None:
-    broker = Broker(group, clock, auto_create_subscription_group=False)
+def test_group_that_may_not_be_made_is_code_26(group: FakeGroup) -> None:
+    broker = Broker(group, auto_create_subscription_group=False)
     response = broker.call(RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG, {"group": "nobody"})
     assert response.code == 26
 
@@ -109,9 +109,7 @@ def test_group_that_may_not_be_made_is_code_26(group: FakeGroup, clock: ManualCl
 def test_a_group_goes_with_its_offsets_if_asked(broker: Broker, field: str) -> None:
     broker.make_topic("T")
     put(broker)
-    offsets = ConsumerOffsetsChange.of((("g", "T", 0, 5), ("h", "T", 0, 6)))
-    broker.group.propose(state_batch(offsets), lambda _: None)
-    broker.group.settle()
+    broker.group.store(ConsumerOffsetsChange.of((("g", "T", 0, 5), ("h", "T", 0, 6))))
     broker.processors.offsets.commit("g", "T", 1, 8)
     ext = {"groupName": "g", field: "true"}
     assert broker.call(RequestCode.DELETE_SUBSCRIPTIONGROUP, ext).code == 0
@@ -126,9 +124,7 @@ def test_a_group_goes_with_its_offsets_if_asked(broker: Broker, field: str) -> N
 def test_a_group_goes_and_its_offsets_stay_if_not(broker: Broker) -> None:
     broker.make_topic("T")
     put(broker)
-    offsets = ConsumerOffsetsChange.of((("g", "T", 0, 5),))
-    broker.group.propose(state_batch(offsets), lambda _: None)
-    broker.group.settle()
+    broker.group.store(ConsumerOffsetsChange.of((("g", "T", 0, 5),)))
     assert broker.call(RequestCode.DELETE_SUBSCRIPTIONGROUP, {"groupName": "g"}).code == 0
     assert broker.group.state.consumer_offset("g", "T", 0) == 5
     assert broker.call(RequestCode.DELETE_SUBSCRIPTIONGROUP, {"groupName": "g"}).code == 0
@@ -168,8 +164,7 @@ def filled(broker: Broker) -> Broker:
         broker.group.put("T", 0, b"x")
         broker.clock.now_s += 10
     offsets = (("g", "T", 0, 2), ("g", "U", 0, 0), ("h", "T", 0, 4), ("h", "T", 1, 0))
-    broker.group.propose(state_batch(ConsumerOffsetsChange.of(offsets)), lambda _: None)
-    broker.group.settle()
+    broker.group.store(ConsumerOffsetsChange.of(offsets))
     return broker
 
 
@@ -242,8 +237,7 @@ def test_requests_for_a_name_cost_no_look_at_others(filled: Broker) -> None:
     asked = {"groupName": "p", "cleanOffset": "true", "removeOffset": "true"}
     assert filled.call(code.DELETE_SUBSCRIPTIONGROUP, asked).code == 0
     assert not state.queue_locks
-    filled.group.propose(state_batch(TopicsChange(delete=("T",))), lambda _: None)
-    filled.group.settle()
+    filled.group.store(TopicsChange(delete=("T",)))
     assert {**state.consumer_offsets} == {("g", "U"): {0: 0}}
     # That one is of the leases: of their keys, once a minute.
     assert [table.passes for table in tables.values()] == [0, 1, 0, 0]

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from typing import Any
-
 import pytest
 import trio
 
@@ -77,28 +74,22 @@ def test_too_many_held_pulls_are_answered_at_once(filled: Broker) -> None:
 
 def test_a_deleted_topic_answers_its_held_pulls(filled: Broker) -> None:
     hold(filled, queueOffset=10)
-    filled.group.propose(state_batch(TopicsChange(delete=("T",))), lambda _: None)
-    filled.group.settle()
+    filled.group.store(TopicsChange(delete=("T",)))
     trio.run(filled.processors.pull.sweep)
     assert filled.connection.reply_.code == 21
 
 
 @pytest.fixture
-async def served(
-    request: pytest.FixtureRequest, tmp_path: Any, nursery: trio.Nursery
-) -> AsyncIterator[Broker]:
-    group = FakeGroup(tmp_path, VirtualClock())
-    broker = Broker(group, VirtualClock(), **getattr(request, "param", {}))
+async def served(request: pytest.FixtureRequest, group: FakeGroup, nursery: trio.Nursery) -> Broker:
+    group.clock = VirtualClock()
+    broker = Broker(group, **getattr(request, "param", {}))
     broker.make_topic("T")
     nursery.start_soon(broker.processors.pull.run)
-    yield broker
-    group.close()
+    return broker
 
 
 @pytest.mark.parametrize(
-    ("served", "after_s"),
-    [({}, 15.0), ({"long_polling_enable": False}, 1.0)],
-    indirect=["served"],
+    ("served", "after_s"), [({}, 15.0), ({"long_polling_enable": False}, 1.0)], indirect=["served"]
 )
 async def test_held_pull_ends_at_the_clients_time(served: Broker, after_s: float) -> None:
     await trio.sleep(2.5)

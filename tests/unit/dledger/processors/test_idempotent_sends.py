@@ -32,7 +32,6 @@ from dledger.state.state_record import (
     ProducerSendChange,
     TopicsChange,
     behind_heads,
-    state_batch,
     state_record,
 )
 from tests.harness.broker import Broker
@@ -51,8 +50,7 @@ class Sender:
         self.epoch = self.open()
 
     def open(self) -> int:
-        self.group.propose(state_batch(ProducerOpenedChange(ID)), lambda _: None)
-        self.group.settle()
+        self.group.store(ProducerOpenedChange(ID))
         return self.group.state.applied_index
 
     def stamp(self, sequence: int, first_open: int | None = None) -> ProducerStamp:
@@ -291,8 +289,7 @@ def test_a_topic_made_by_the_first_is_made_once(broker: Broker, epoch: int) -> N
 
 def test_a_topic_deleted_since_does_not_make_it_unstored(broker: Broker, epoch: int) -> None:
     first = send(broker, [ID, epoch, 0, 0], [["T", 0, 1]], [rec()])
-    broker.group.propose(state_batch(TopicsChange(delete=("T",))), lambda _: None)
-    broker.group.settle()
+    broker.group.store(TopicsChange(delete=("T",)))
     assert send(broker, [ID, epoch, 0, 0], [["T", 0, 1]], [rec()]).ext == first.ext
 
 

@@ -19,7 +19,7 @@ from dledger.remoting.protocol.own_fields import TOKENS_FIELD
 from dledger.remoting.protocol.topic_names import STATE_TOPIC
 from dledger.services.queue_locks import FORGOTTEN_LEASES, LEASE_S, MAX_QUEUES_PER_CHANGE
 from dledger.state.queue_lock import QueueLock
-from dledger.state.state_record import TopicsChange, state_batch
+from dledger.state.state_record import TopicsChange
 from dledger.state.topics import QUEUE_LOCKS_QUEUE
 from dledger.testing.doubles import ManualClock
 from tests.harness.broker import Broker
@@ -246,8 +246,8 @@ def test_tokens_must_fit_the_queues(locking: Broker) -> None:
     assert unlock(locking, "a", 0, lockTokens="x").code == 1
 
 
-def test_a_group_that_may_not_be_made_locks_nothing(group: FakeGroup, clock: ManualClock) -> None:
-    broker = Broker(group, clock, auto_create_subscription_group=False)
+def test_a_group_that_may_not_be_made_locks_nothing(group: FakeGroup) -> None:
+    broker = Broker(group, auto_create_subscription_group=False)
     broker.make_topic("T")
     assert lock(broker, "a", 0).code == ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST
 
@@ -357,8 +357,7 @@ def test_group_holds_a_lock_while_a_lease_or_a_grant_lasts(
     assert not locks.holds_any(GROUP), "its lease is over"
     lock(locking, "b", 2)
     assert locks.holds_any(GROUP)
-    locking.group.propose(state_batch(TopicsChange(delete=("T",))), lambda _: None)
-    locking.group.settle()
+    locking.group.store(TopicsChange(delete=("T",)))
     assert not locks.holds_any(GROUP), "it went with its topic"
     asked = command(RequestCode.LOCK_BATCH_MQ, "c", 3)
     locking.make_topic("T", queues=4)

@@ -173,10 +173,8 @@ def test_commits_that_name_nothing_real_are_not_kept(
     assert filled.group.waiting == 0
 
 
-def test_commits_for_unknown_topics_and_groups_are_refused(
-    group: FakeGroup, clock: ManualClock
-) -> None:
-    broker = Broker(group, clock, auto_create_subscription_group=False)
+def test_commits_for_unknown_topics_and_groups_are_refused(group: FakeGroup) -> None:
+    broker = Broker(group, auto_create_subscription_group=False)
     assert update(broker, 1).code == 17
     broker.make_topic("T")
     assert update(broker, 1).code == 26
@@ -192,8 +190,8 @@ def test_a_young_queue_is_read_from_its_begin(filled: Broker, zero: str | None, 
         assert response.ext["offset"] == "0"
 
 
-def test_an_old_queue_has_no_offset_of_its_own(group: FakeGroup, clock: ManualClock) -> None:
-    broker = Broker(group, clock, recent_bytes=100)
+def test_an_old_queue_has_no_offset_of_its_own(group: FakeGroup) -> None:
+    broker = Broker(group, recent_bytes=100)
     broker.make_topic("T")
     group.put("T", 0, b"x", b"y" * 500)
     assert query(broker).code == 22

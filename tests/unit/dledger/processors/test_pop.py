@@ -19,13 +19,13 @@ from dledger.remoting.protocol.topic_names import INNER_TOPICS, STATE_TOPIC
 from dledger.services.pop_grants import SET_ASIDE_S
 from dledger.state.pop import MAX_OUT_PER_QUEUE, RequestMode
 from dledger.state.topics import POP_QUEUE, TopicConfig
-from dledger.testing.doubles import ManualClock
 from tests.harness.broker import Broker, topic_fields
 from tests.harness.fake_group import BROKER, FakeGroup, Term
 from tests.harness.pops import (
     INVISIBLE_MS,
     ack,
     answer_of,
+    answered,
     bodies,
     change,
     fields,
@@ -53,14 +53,14 @@ def test_pop_hands_out_what_pull_would_read(popping: Broker) -> None:
 @pytest.mark.parametrize("order", ["true", "false"])
 @pytest.mark.parametrize("is_next_leader", [False, True])
 def test_repeated_receive_gets_what_it_got(
-    popping: Broker, clock: ManualClock, order: str, is_next_leader: bool
+    popping: Broker, order: str, is_next_leader: bool
 ) -> None:
     ask = {"maxMsgNums": 2, "order": order, "attemptId": "a"}
     lost = handles(pop(popping, **ask))
     broker = popping
     if is_next_leader:
         popping.group.leadership = Term(2)
-        broker = Broker(popping.group, clock)
+        broker = Broker(popping.group)
     pass_ms(broker, INVISIBLE_MS - 1)
     again = pop(broker, **ask)
     assert bodies(again) == [(b"a", 0), (b"b", 0)], "it is no further attempt"
@@ -80,9 +80,7 @@ def test_repeated_receive_waits_as_the_first(popping: Broker) -> None:
     while popping.group.waiting:
         popping.group.settle()
     for command in held:
-        found = answer_of(popping, command)
-        assert found is not None
-        assert bodies(found) == [(b"x", 0)]
+        assert bodies(answered(popping, command)) == [(b"x", 0)]
 
 
 def test_old_handle_beside_a_receive_doubles_nothing(
@@ -143,8 +141,7 @@ def test_stale_is_answered_behind_the_barrier_alone(popping: Broker) -> None:
     group.settle()
     assert answer_of(popping, command) is None, "another node may lead, and know better"
     group.step_down("10.0.0.2:10911")
-    found = answer_of(popping, command)
-    assert found is not None
+    found = answered(popping, command)
     assert found.code != ResponseCode.NO_MESSAGE
     assert found.ext["leaderAddr"] == "10.0.0.2:10911"
 
@@ -158,9 +155,7 @@ def test_handle_of_a_newer_leader_counts_when_known(popping: Broker) -> None:
     popping.group.state.pops["g", "T", 0] = row
     popping.group.pass_barriers()
     popping.group.settle()
-    found = answer_of(popping, command)
-    assert found is not None
-    assert found.code == 0
+    assert answered(popping, command).code == 0
     assert popping.group.state.pops == {}
 
 
@@ -202,9 +197,7 @@ def test_last_message_dies_without_another_to_hand_out(broker: Broker) -> None:
     assert broker.group.state.pops == {}
     broker.group.put("T", 0, b"b")
     broker.group.settle()
-    found = answer_of(broker, command)
-    assert found is not None
-    assert bodies(found) == [(b"b", 0)]
+    assert bodies(answered(broker, command)) == [(b"b", 0)]
 
 
 def test_notice_calls_for_a_spent_message(broker: Broker) -> None:
@@ -303,8 +296,8 @@ def test_queues_take_turns(broker: Broker) -> None:
     assert found == {b"0", b"1", b"2", b"3"}
 
 
-def test_answer_is_bounded_by_bytes(group: FakeGroup, clock: ManualClock) -> None:
-    broker = Broker(group, clock, max_transfer_bytes_in_memory=600)
+def test_answer_is_bounded_by_bytes(group: FakeGroup) -> None:
+    broker = Broker(group, max_transfer_bytes_in_memory=600)
     broker.make_topic("T", queues=1)
     group.put("T", 0, *[b"x" * 200] * 5)
     assert len(bodies(pop(broker))) == 2

@@ -18,11 +18,9 @@ from dledger.remoting.protocol.pop_requests import (
     BatchAckMessageRequestBody,
     ReceiptHandle,
 )
-from dledger.testing.doubles import ManualClock
 from tests.harness.broker import Broker
 from tests.harness.fake_group import BROKER, Term
-from tests.harness.pops import INVISIBLE_MS, ack, answer_of, bodies, handles, pass_ms, pop
-from tests.harness.present import present
+from tests.harness.pops import INVISIBLE_MS, ack, answer_of, answered, bodies, handles, pass_ms, pop
 
 
 def item_of(given: list[ReceiptHandle], *offsets: int) -> BatchAck:
@@ -112,7 +110,7 @@ def batch_of(given: list[ReceiptHandle], *offsets: int) -> RemotingCommand:
     return request(RequestCode.BATCH_ACK_MESSAGE, {}, body)
 
 
-def test_batch_of_a_deposed_leader_fails_as_a_whole(popping: Broker, clock: ManualClock) -> None:
+def test_batch_of_a_deposed_leader_fails_as_a_whole(popping: Broker) -> None:
     """What it does not know it does not refuse: its entry is the barrier of a batch."""
     given = handles(pop(popping))
     row = popping.group.state.pops["g", "T", 0]
@@ -122,17 +120,16 @@ def test_batch_of_a_deposed_leader_fails_as_a_whole(popping: Broker, clock: Manu
     assert popping.handle(command) is DEFERRED
     assert popping.group.waiting == 1
     popping.group.step_down("10.0.0.2:10911")
-    found = present(answer_of(popping, command))
+    found = answered(popping, command)
     assert (found.code, found.ext["leaderAddr"]) == (14, "10.0.0.2:10911")
     assert found.code != ResponseCode.NO_MESSAGE
     row.put(1, unknown_here)
     assert set(row.out) == {0, 1, 2}
     popping.group.leadership = Term(2)
-    other = Broker(popping.group, clock)
+    other = Broker(popping.group)
     assert other.handle(command) is DEFERRED
     popping.group.settle()
-    found = present(answer_of(other, command))
-    assert found.code == 0
+    assert answered(other, command).code == 0
     assert set(popping.group.state.pops["g", "T", 0].out) == {2}
 
 
@@ -143,15 +140,14 @@ def test_batch_of_unknown_outcome_is_not_called_stale(popping: Broker) -> None:
     assert popping.handle(command) is DEFERRED
     popping.group.append()
     popping.group.time_out()
-    found = present(answer_of(popping, command))
+    found = answered(popping, command)
     assert found.code not in (0, ResponseCode.NO_MESSAGE)
     popping.group.apply()
     assert set(popping.group.state.pops["g", "T", 0].out) == {2}, "stored after all"
     again = batch_of(given, 0, 2)
     assert popping.handle(again) is DEFERRED
     popping.group.settle()
-    found = present(answer_of(popping, again))
-    assert found.code == ResponseCode.NO_MESSAGE
+    assert answered(popping, again).code == ResponseCode.NO_MESSAGE
     assert popping.group.state.pops == {}
     assert popping.group.state.consumer_offset("g", "T", 0) == 3
 
@@ -168,7 +164,7 @@ def test_batch_known_in_part_behind_the_barrier(popping: Broker) -> None:
     popping.group.pass_barriers()
     assert answer_of(popping, command) is None
     popping.group.settle()
-    found = present(answer_of(popping, command))
+    found = answered(popping, command)
     assert found.code == ResponseCode.NO_MESSAGE
     assert "1 of 2 handles" in (found.remark or "")
     assert set(popping.group.state.pops["g", "T", 0].out) == {2}

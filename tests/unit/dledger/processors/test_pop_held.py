@@ -18,15 +18,17 @@ from dledger.remoting.protocol.own_fields import FROM_NOW_FIELD
 from dledger.services import pop_decision
 from dledger.services.pop_grants import PASSED_OVER_MS
 from dledger.state.pop import PopChange
-from dledger.state.state_record import SubscriptionGroupsChange, state_batch
+from dledger.state.state_record import SubscriptionGroupsChange
 from dledger.state.topics import SubscriptionGroupConfig
-from dledger.testing.doubles import ManualClock, VirtualClock
+from dledger.testing.doubles import VirtualClock
+from tests.harness.beside import beside
 from tests.harness.broker import Broker
 from tests.harness.fake_group import FakeConnection, FakeGroup
 from tests.harness.pops import (
     INVISIBLE_MS,
     ack,
     answer_of,
+    answered,
     bodies,
     damage,
     fields,
@@ -36,7 +38,6 @@ from tests.harness.pops import (
     place_of,
     pop,
 )
-from tests.harness.present import present
 
 
 def test_held_fifo_wakes_at_the_acknowledgement(popping: Broker) -> None:
@@ -44,7 +45,7 @@ def test_held_fifo_wakes_at_the_acknowledgement(popping: Broker) -> None:
     command = hold(popping, order="true", maxMsgNums=1)
     assert ack(popping, handle).code == 0
     popping.group.settle()
-    found = present(answer_of(popping, command))
+    found = answered(popping, command)
     assert bodies(found) == [(b"b", 0)]
 
 
@@ -55,8 +56,7 @@ def test_held_pop_wakes_at_an_arrival(broker: Broker) -> None:
     assert info.ext["pollingNum"] == "2"
     broker.group.put("T", 1, b"x")
     broker.group.settle()
-    found = present(answer_of(broker, first))
-    assert bodies(found) == [(b"x", 0)]
+    assert bodies(answered(broker, first)) == [(b"x", 0)]
     assert answer_of(broker, second) is None, "one message, one consumer"
 
 
@@ -67,7 +67,7 @@ def test_held_pop_receives_from_queues_added_since(broker: Broker, code: int) ->
     broker.make_topic("T", queues=4)
     broker.group.put("T", 3, b"x")
     broker.group.settle()
-    found = present(answer_of(broker, held))
+    found = answered(broker, held)
     if code == RequestCode.POP_MESSAGE:
         assert bodies(found) == [(b"x", 0)]
     else:
@@ -80,27 +80,23 @@ def test_held_pop_of_a_paused_group_gets_nothing(broker: Broker) -> None:
     held = hold(broker)
     asked = hold(broker, RequestCode.NOTIFICATION)
     paused = SubscriptionGroupConfig("g", consume_enable=False)
-    group.propose(state_batch(SubscriptionGroupsChange(put=(paused,))), lambda _: None)
-    group.settle()
+    group.store(SubscriptionGroupsChange(put=(paused,)))
     group.put("T", 0, b"one")
     group.settle()
     assert [answer_of(broker, each) for each in (held, asked)] == [None, None]
     assert not group.state.pops
     resumed = SubscriptionGroupConfig("g")
-    group.propose(state_batch(SubscriptionGroupsChange(put=(resumed,))), lambda _: None)
-    group.settle()
+    group.store(SubscriptionGroupsChange(put=(resumed,)))
     group.put("T", 0, b"two")
     group.settle()
-    answered = present(answer_of(broker, held))
-    assert bodies(answered) == [(b"one", 0), (b"two", 0)]
+    assert bodies(answered(broker, held)) == [(b"one", 0), (b"two", 0)]
 
 
 def test_notification_answers_and_takes_no_message(broker: Broker) -> None:
     broker.make_topic("T", queues=2)
     command = hold(broker, RequestCode.NOTIFICATION)
     broker.group.put("T", 1, b"x")
-    found = present(answer_of(broker, command))
-    assert found.ext["hasMsg"] == "true"
+    assert answered(broker, command).ext["hasMsg"] == "true"
     at_once = broker.call(RequestCode.NOTIFICATION, fields())
     assert at_once.ext["hasMsg"] == "true"
     assert bodies(pop(broker)) == [(b"x", 0)]
@@ -140,10 +136,10 @@ SQL = {"expType": "SQL92", "exp": "a = 1"}
 
 
 def test_filters_of_a_decision_share_one_bound(
-    group: FakeGroup, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+    group: FakeGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else a filter that matches little stalls the leader for a whole backlog of many queues."""
-    broker = Broker(group, clock, enable_property_filter=True)
+    broker = Broker(group, enable_property_filter=True)
     broker.make_topic("T", queues=8)
     for queue_id in range(8):
         group.put("T", queue_id, b"x", b"y", properties=b"a\x012\x02")
@@ -164,9 +160,8 @@ def test_filters_of_a_decision_share_one_bound(
 async def test_notices_that_scan_take_turns_with_others(
     group: FakeGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clock = VirtualClock()
-    group.clock = clock
-    broker = Broker(group, clock, enable_property_filter=True)
+    group.clock = VirtualClock()
+    broker = Broker(group, enable_property_filter=True)
     broker.make_topic("T", queues=2)
     broker.make_group("g")
     group.put("T", 0, b"x", properties=b"a\x012\x02")
@@ -183,19 +178,17 @@ async def test_notices_that_scan_take_turns_with_others(
     assert [broker.handle(each) for each in asked] == [DEFERRED] * 3
     group.settle()
     assert len(scans) == 1, "the others wait for their turn"
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(broker.processors.pops.run)
+    async with beside(broker.processors.pops.run):
         await trio.sleep(1)
-        nursery.cancel_scope.cancel()
     assert len(scans) == 3
     answers = [answer_of(broker, each) for each in asked]
     assert [each and each.ext["hasMsg"] for each in answers] == ["true"] * 3
 
 
 def test_notice_that_looked_at_some_queues_calls_for_a_pop(
-    group: FakeGroup, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+    group: FakeGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    broker = Broker(group, clock, enable_property_filter=True)
+    broker = Broker(group, enable_property_filter=True)
     broker.make_topic("T", queues=4)
     for queue_id in range(3):
         group.put("T", queue_id, b"x", properties=b"a\x012\x02")
@@ -234,18 +227,16 @@ def test_new_group_at_the_end_of_many_queues_begins_in_steps(
     assert {group.state.consumer_offset("g", "T", each) for each in range(25)} == {1}
     group.put("T", 17, b"new")
     group.settle()
-    found = present(answer_of(broker, command))
+    found = answered(broker, command)
     assert bodies(found) == [(b"new", 0)]
 
 
 @pytest.mark.parametrize("is_taken", [False, True])
 async def test_held_pop_goes_on_when_nothing_could_be_stored(
-    group: FakeGroup, *, is_taken: bool
+    virtual: Broker, *, is_taken: bool
 ) -> None:
     """What it passed over is not in the log, and no message arrives that would wake it."""
-    clock = VirtualClock()
-    group.clock = clock
-    broker = Broker(group, clock)
+    broker, group = virtual, virtual.group
     broker.make_topic("T", queues=1)
     broker.make_group("g")
     for _ in range(MIN_SCAN_UNITS // 100):
@@ -258,14 +249,11 @@ async def test_held_pop_goes_on_when_nothing_could_be_stored(
     if is_taken:
         group.fail_waiting(PendingFullError("a hanging disk"))
     group.refuse = None
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(broker.processors.pops.run)
+    async with beside(broker.processors.pops.run):
         await trio.sleep(PASSED_OVER_MS / 1000 + 0.1)
         while group.waiting:
             group.settle()
-        nursery.cancel_scope.cancel()
-    found = present(answer_of(broker, command))
-    assert bodies(found) == [(b"y", 0)]
+    assert bodies(answered(broker, command)) == [(b"y", 0)]
 
 
 def test_damage_fails_one_notification_alone(
@@ -323,28 +311,22 @@ def test_damaged_message_is_left_out_of_an_answer(
     assert bodies(pop(popping, consumerGroup="h", order="true")) == [(b"b", 1), (b"c", 1)]
 
 
-async def test_held_pop_ends_and_wakes_by_time(group: FakeGroup) -> None:
-    clock = VirtualClock()
-    group.clock = clock
-    broker = Broker(group, clock)
+async def test_held_pop_ends_and_wakes_by_time(virtual: Broker) -> None:
+    broker, group = virtual, virtual.group
     broker.make_topic("T", queues=1)
     group.put("T", 0, b"a")
     assert bodies(pop(broker)) == [(b"a", 0)]
     early = request(RequestCode.POP_MESSAGE, fields(pollTime=10_000))
     late = request(RequestCode.POP_MESSAGE, fields(pollTime=60_000))
     assert [broker.handle(early), broker.handle(late)] == [DEFERRED] * 2
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(broker.processors.pops.run)
+    async with beside(broker.processors.pops.run):
         await trio.sleep(10.5)
-        answer = present(answer_of(broker, early))
-        assert answer.code == ResponseCode.POLLING_TIMEOUT
+        assert answered(broker, early).code == ResponseCode.POLLING_TIMEOUT
         await trio.sleep(19.0)
         assert not group.waiting
         await trio.sleep(1.0)
         group.settle()
-        nursery.cancel_scope.cancel()
-    found = present(answer_of(broker, late))
-    assert bodies(found) == [(b"a", 1)]
+    assert bodies(answered(broker, late)) == [(b"a", 1)]
 
 
 def test_closed_connection_waits_no_more(broker: Broker) -> None:
@@ -361,45 +343,36 @@ def test_closed_connection_waits_no_more(broker: Broker) -> None:
 
 
 async def test_held_pop_goes_on_when_less_is_out(
-    group: FakeGroup, monkeypatch: pytest.MonkeyPatch
+    virtual: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Messages of another group end, and none arrives that would wake it."""
-    clock = VirtualClock()
-    group.clock = clock
     monkeypatch.setattr(pop_decision, "MAX_OUT", 2)
-    broker = Broker(group, clock)
+    broker, group = virtual, virtual.group
     broker.make_topic("T", queues=1)
     group.put("T", 0, b"a", b"b")
     given = handles(pop(broker))
     command = hold(broker, consumerGroup="h")
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(broker.processors.pops.run)
+    async with beside(broker.processors.pops.run):
         await trio.sleep(5)
         assert not group.waiting
         assert ack(broker, given[0]).code == 0
         await trio.sleep(2 * PASSED_OVER_MS / 1000)
         group.settle()
-        nursery.cancel_scope.cancel()
-    found = present(answer_of(broker, command))
+    found = answered(broker, command)
     assert bodies(found) == [(b"a", 0)]
 
 
-async def test_held_in_order_wakes_for_a_later_end(group: FakeGroup) -> None:
-    clock = VirtualClock()
-    group.clock = clock
-    broker = Broker(group, clock)
+async def test_held_in_order_wakes_for_a_later_end(virtual: Broker) -> None:
+    broker, group = virtual, virtual.group
     broker.make_topic("T", queues=1)
     group.put("T", 0, b"a", b"b")
     pop(broker, maxMsgNums=1, invisibleTime=2_000)
     pop(broker, maxMsgNums=1, invisibleTime=5_000)
     command = hold(broker, order="true")
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(broker.processors.pops.run)
+    async with beside(broker.processors.pops.run):
         await trio.sleep(5.5)
         group.settle()
-        nursery.cancel_scope.cancel()
-    found = present(answer_of(broker, command))
-    assert bodies(found) == [(b"a", 1), (b"b", 1)]
+    assert bodies(answered(broker, command)) == [(b"a", 1), (b"b", 1)]
 
 
 @pytest.mark.parametrize("poll_ms", [0, 15_000])

@@ -18,14 +18,13 @@ from dledger.services.pop_lines import RECENT_S
 from dledger.services.queue_locks import LEASE_S
 from dledger.state.pop import HAS_ROW, PopChange, PopGrant, PopMark
 from dledger.state.snapshot import load, snapshot
-from dledger.state.state_record import state_batch
-from dledger.testing.doubles import ManualClock, VirtualClock
+from tests.harness.beside import beside
 from tests.harness.broker import Broker
 from tests.harness.fake_group import BROKER, FakeGroup, Term
 from tests.harness.pops import (
     INVISIBLE_MS,
     ack,
-    answer_of,
+    answered,
     bodies,
     change,
     changed,
@@ -53,8 +52,8 @@ def test_new_group_begins_a_young_queue_at_its_first(popping: Broker) -> None:
     assert bodies(pop(popping, initMode=1)) == [(b"d", 0)]
 
 
-def test_new_group_begins_an_old_queue_at_its_end(group: FakeGroup, clock: ManualClock) -> None:
-    broker = Broker(group, clock, recent_bytes=300)
+def test_new_group_begins_an_old_queue_at_its_end(group: FakeGroup) -> None:
+    broker = Broker(group, recent_bytes=300)
     broker.make_topic("T", queues=1)
     broker.group.put("T", 0, b"a", b"b" * 1000)
     assert pop(broker, initMode=1).code == ResponseCode.PULL_NOT_FOUND
@@ -67,9 +66,7 @@ def test_held_pop_of_a_new_group_gets_the_next(popping: Broker) -> None:
     command = hold(popping, initMode=1, fromNow="true")
     popping.group.put("T", 0, b"d")
     popping.group.settle()
-    found = answer_of(popping, command)
-    assert found is not None
-    assert bodies(found) == [(b"d", 0)]
+    assert bodies(answered(popping, command)) == [(b"d", 0)]
     assert bodies(pop(popping, consumerGroup="h")) == [(b"a", 0), (b"b", 0), (b"c", 0), (b"d", 0)]
 
 
@@ -212,8 +209,7 @@ def test_reset_ends_what_was_decided_before_it(popping: Broker, late: str) -> No
         "fresh": PopChange(grants=(PopGrant(key, 9, 2, 3, (2,), (), HAS_ROW),)),
     }
     assert reset(popping, 1).code == 0
-    popping.group.propose(state_batch(changes[late]), lambda _: None)
-    popping.group.settle()
+    popping.group.store(changes[late])
     assert (popping.group.state.pops, offset_of(popping)) == ({}, 1)
     other = load(snapshot(popping.group.state), popping.group.state)
     assert (other.pops, other.consumer_offset(*key)) == ({}, 1)
@@ -221,11 +217,11 @@ def test_reset_ends_what_was_decided_before_it(popping: Broker, late: str) -> No
     assert ack(popping, given[0]).code == ResponseCode.NO_MESSAGE
 
 
-def test_reset_counts_across_a_fail_over(popping: Broker, clock: ManualClock) -> None:
+def test_reset_counts_across_a_fail_over(popping: Broker) -> None:
     old = handles(pop(popping))[0]
     assert reset(popping, 0).code == 0
     popping.group.leadership = Term(2)
-    other = Broker(popping.group, clock)
+    other = Broker(popping.group)
     assert ack(other, old).code == ResponseCode.NO_MESSAGE
     assert bodies(pop(other)) == [(b"a", 0), (b"b", 0), (b"c", 0)]
     assert ack(other, old).code == ResponseCode.NO_MESSAGE
@@ -251,18 +247,15 @@ def test_reset_of_one_queue_leaves_the_others(popping: Broker) -> None:
     assert reset(popping, 0, queueId=7).code != 0
 
 
-async def test_reset_of_a_pop_group_wakes_what_is_held(group: FakeGroup) -> None:
+async def test_reset_of_a_pop_group_wakes_what_is_held(virtual: Broker) -> None:
     """Nothing is out, and consumers have no offsets that they could be asked to set."""
-    clock = VirtualClock()
-    group.clock = clock
-    broker = Broker(group, clock)
+    broker, group = virtual, virtual.group
     broker.make_topic("T", queues=1)
     group.put("T", 0, b"a", b"b")
     for handle in handles(pop(broker)):
         assert ack(broker, handle).code == 0
     command = hold(broker)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(broker.processors.pops.run)
+    async with beside(broker.processors.pops.run):
         await trio.sleep(5)
         ext = {"topic": "T", "group": "g", "timestamp": "-1", "isForce": "true", "offset": "1"}
         asked = request(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, ext)
@@ -270,13 +263,10 @@ async def test_reset_of_a_pop_group_wakes_what_is_held(group: FakeGroup) -> None
         assert offset_of(broker) == 1
         await trio.sleep(2 * PASSED_OVER_MS / 1000)
         group.settle()
-        nursery.cancel_scope.cancel()
-    found = answer_of(broker, command)
-    assert found is not None
-    assert bodies(found) == [(b"b", 0)]
+    assert bodies(answered(broker, command)) == [(b"b", 0)]
 
 
-def test_reset_after_the_last_pop_of_a_group_is_stored(popping: Broker, clock: ManualClock) -> None:
+def test_reset_after_the_last_pop_of_a_group_is_stored(popping: Broker) -> None:
     for handle in handles(pop(popping)):
         assert ack(popping, handle).code == 0
     pass_ms(popping, round(RECENT_S * 1000))

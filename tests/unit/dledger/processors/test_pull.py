@@ -87,10 +87,8 @@ def test_sizes_are_limited_but_one_message_always_comes(filled: Broker) -> None:
     assert response.ext["nextBeginOffset"] == "1"
 
 
-def test_the_brokers_own_limits_hold(group: FakeGroup, clock: ManualClock) -> None:
-    broker = Broker(
-        group, clock, max_transfer_count_in_memory=2, max_transfer_bytes_in_memory=100_000
-    )
+def test_the_brokers_own_limits_hold(group: FakeGroup) -> None:
+    broker = Broker(group, max_transfer_count_in_memory=2, max_transfer_bytes_in_memory=100_000)
     broker.make_topic("T")
     group.put("T", 0, *([b"x"] * 5))
     assert len(found(pull(broker))) == 2
@@ -246,14 +244,13 @@ def test_checks_come_in_rocketmq_order(checked: Broker, changes: dict[str, Any],
 
 def test_broadcasting_may_be_forbidden(filled: Broker) -> None:
     config = SubscriptionGroupConfig("g", consume_broadcast_enable=False)
-    filled.group.propose(state_batch(SubscriptionGroupsChange(put=(config,))), lambda _: None)
-    filled.group.settle()
+    filled.group.store(SubscriptionGroupsChange(put=(config,)))
     heartbeat(filled, SubscriptionData("T"), message_model=MessageModel.BROADCASTING)
     assert pull(filled, sysFlag=0).code == 16
 
 
-def test_a_broker_without_read_permission_refuses(group: FakeGroup, clock: ManualClock) -> None:
-    assert pull(Broker(group, clock, broker_permission=2)).code == 16
+def test_a_broker_without_read_permission_refuses(group: FakeGroup) -> None:
+    assert pull(Broker(group, broker_permission=2)).code == 16
 
 
 def test_an_unknown_group_is_made_by_its_first_pull_once(filled: Broker) -> None:
@@ -266,10 +263,8 @@ def test_an_unknown_group_is_made_by_its_first_pull_once(filled: Broker) -> None
     assert filled.group.state.subscription_group("fresh") is not None
 
 
-def test_without_auto_creation_an_unknown_group_is_refused(
-    group: FakeGroup, clock: ManualClock
-) -> None:
-    broker = Broker(group, clock, auto_create_subscription_group=False)
+def test_without_auto_creation_an_unknown_group_is_refused(group: FakeGroup) -> None:
+    broker = Broker(group, auto_create_subscription_group=False)
     broker.make_topic("T")
     assert pull(broker).code == 26
 
@@ -356,9 +351,9 @@ async def suggested(broker: Broker, offset: int) -> str:
     ("member", "follower"), [("n4", "5"), ("near", "3"), ("a1-2", "13"), ("unknown", "0")]
 )
 async def test_slow_reader_gets_a_follower_suggested(
-    group: FakeGroup, clock: ManualClock, member: str, follower: str
+    group: FakeGroup, member: str, follower: str
 ) -> None:
-    broker = Broker(group, clock, recent_bytes=300, follower_id=7, follower_ids={"near": 3})
+    broker = Broker(group, recent_bytes=300, follower_id=7, follower_ids={"near": 3})
     broker.make_topic("T", 4)
     group.put("T", 0, *(b"m%d" % i for i in range(10)))
     alive = {
@@ -417,8 +412,8 @@ def test_a_follower_holds_a_pull_that_is_ahead_of_it(filled: Broker) -> None:
     assert found(filled.connection.reply_) == [b"m11"]
 
 
-def test_followers_may_be_closed_for_reading(group: FakeGroup, clock: ManualClock) -> None:
-    broker = Broker(group, clock, slave_read_enable=False)
+def test_followers_may_be_closed_for_reading(group: FakeGroup) -> None:
+    broker = Broker(group, slave_read_enable=False)
     broker.make_topic("T")
     group.step_down("elsewhere:1")
     assert pull(broker).code == 14
@@ -430,7 +425,7 @@ def test_followers_may_be_closed_for_reading(group: FakeGroup, clock: ManualCloc
 async def test_old_data_is_read_in_a_worker_and_in_smaller_pieces(tmp_path: Any) -> None:
     clock = ManualClock()
     group = FakeGroup(tmp_path, clock)
-    broker = Broker(group, clock, recent_bytes=300, **SMALL_COLD_PULLS)
+    broker = Broker(group, recent_bytes=300, **SMALL_COLD_PULLS)
     broker.make_topic("T")
     group.put("T", 0, *(b"m%d" % i for i in range(10)))
     handled = broker.handle(request(RequestCode.PULL_MESSAGE, ext()))
@@ -444,9 +439,9 @@ async def test_old_data_is_read_in_a_worker_and_in_smaller_pieces(tmp_path: Any)
 
 
 async def test_damaged_old_messages_are_not_sent(
-    group: FakeGroup, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+    group: FakeGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    broker = Broker(group, clock, recent_bytes=300, **SMALL_COLD_PULLS)
+    broker = Broker(group, recent_bytes=300, **SMALL_COLD_PULLS)
     broker.make_topic("T")
     for number in range(10):
         group.put("T", 0, b"m%d" % number * 20)

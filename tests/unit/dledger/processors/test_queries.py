@@ -23,7 +23,7 @@ from dledger.remoting.protocol.bodies import (
 )
 from dledger.remoting.protocol.codes import RequestCode
 from dledger.remoting.protocol.command import RemotingCommand, request
-from dledger.state.state_record import TopicsChange, state_batch
+from dledger.state.state_record import TopicsChange
 from dledger.testing.doubles import EPOCH_MS, ManualClock
 from tests.harness.broker import Broker
 from tests.harness.fake_group import batch_of
@@ -197,8 +197,7 @@ async def test_what_is_not_committed_is_not_found(filled: Broker) -> None:
 
 
 async def test_messages_of_a_deleted_topic_are_not_found(filled: Broker) -> None:
-    filled.group.propose(state_batch(TopicsChange(delete=("T",))), lambda _: None)
-    filled.group.settle()
+    filled.group.store(TopicsChange(delete=("T",)))
     assert (await query(filled)).code == 22
     filled.make_topic("T", 4)
     put(filled, b"new", keys="k")

@@ -155,8 +155,8 @@ async def test_the_long_header_is_read_as_well(broker: Broker) -> None:
     assert [(r.sys_flag & 1, bytes(r.body)) for r in kept(broker.group)] == [(1, b"packed")]
 
 
-async def test_nothing_is_kept_when_the_switch_is_off(group: FakeGroup, clock: ManualClock) -> None:
-    broker = Broker(group, clock, store_reply_message_enable=False)
+async def test_nothing_is_kept_when_the_switch_is_off(group: FakeGroup) -> None:
+    broker = Broker(group, store_reply_message_enable=False)
     asker = Asker()
     heartbeat(broker, asker, "p")
     answered = await send(broker)
@@ -165,10 +165,8 @@ async def test_nothing_is_kept_when_the_switch_is_off(group: FakeGroup, clock: M
     assert kept(group) == []
 
 
-async def test_delivered_reply_is_no_failure_when_not_stored(
-    group: FakeGroup, clock: ManualClock
-) -> None:
-    broker = Broker(group, clock)
+async def test_delivered_reply_is_no_failure_when_not_stored(group: FakeGroup) -> None:
+    broker = Broker(group)
     asker = Asker()
     heartbeat(broker, asker, "p")
     handled = broker.handle(reply_command())
@@ -287,10 +285,8 @@ async def test_what_no_send_may_be_no_reply_may_be(
     assert asker.pushed == []
 
 
-async def test_a_broker_that_takes_no_writes_takes_no_replies(
-    group: FakeGroup, clock: ManualClock
-) -> None:
-    broker = Broker(group, clock, broker_permission=4)
+async def test_a_broker_that_takes_no_writes_takes_no_replies(group: FakeGroup) -> None:
+    broker = Broker(group, broker_permission=4)
     heartbeat(broker, Asker(), "p")
     assert (await send(broker)).code == 16
 

@@ -42,6 +42,7 @@ from dledger.remoting.protocol.topic_names import CLOSED_TOPICS, HALF_TOPIC, TRA
 from dledger.testing.doubles import ManualClock
 from tests.harness.broker import Broker
 from tests.harness.fake_group import FakeConnection, FakeGroup
+from tests.harness.present import present
 
 PUB, SUB = Permission.PUB, Permission.SUB
 CODE = RequestCode
@@ -92,8 +93,7 @@ def test_no_code_at_all_passes_unsigned(tmp_path: Path, clock: ManualClock) -> N
         table.register(code, lambda _, asked: reached.append(asked.code), Limiter("test", 1))
     stranger: Any = SimpleNamespace(peer_address=("10.0.0.1", 1))
     for number in table.codes():
-        processor = table.get(number)
-        assert processor is not None
+        processor = present(table.get(number))
         with pytest.raises(AccessRefusedError, match="No accessKey is configured"):
             processor.handler(stranger, request(number, {"topic": "T", "b": "T"}))
     assert reached == []
@@ -275,8 +275,7 @@ def test_a_request_that_does_not_say_what_it_is_about_is_refused(
 
 
 def test_a_heartbeat_that_cannot_be_read_is_refused() -> None:
-    rule = RULES[CODE.HEART_BEAT].rights
-    assert rule is not None
+    rule = present(RULES[CODE.HEART_BEAT].rights)
     with pytest.raises(BadRequestError):
         list(rule(RemotingCommand(CODE.HEART_BEAT, body=b"{")))
 
@@ -304,7 +303,7 @@ OF_OTHERS = sorted(
 )
 FREE = {
     TRACE_TOPIC: {
-        *(CODE.SEND_MESSAGE, CODE.SEND_MESSAGE_V2, CODE.SEND_BATCH_MESSAGE, CODE.SEND_RECORDS),
+        *(CODE.SEND_MESSAGE, CODE.SEND_MESSAGE_V2, CODE.SEND_BATCH_MESSAGE, CODE.SEND_RECORDS)
     },
     "Default_REPLY_TOPIC": {CODE.SEND_REPLY_MESSAGE, CODE.SEND_REPLY_MESSAGE_V2},
 }
@@ -339,8 +338,7 @@ def test_defaults_grant_nothing_that_holds_what_is_denied(name: str) -> None:
     for code, (ext, body, expected) in WITH_RIGHTS.items():
         if not all(right.is_group for right in expected) or "topic" in ext or "b" in ext:
             encoded = msgspec.json.encode(about(body, name))
-            found = rules[code].rights
-            assert found is not None
+            found = present(rules[code].rights)
             if all(map(account.allows, found(request(code, about(ext, name), encoded)))):
                 granted.add(code)
     assert granted == FREE.get(name, set())
@@ -432,7 +430,7 @@ def test_sends_of_a_broker_are_these() -> None:
     """Only what reads no message and is answered early may see less than all that is answered."""
     sends = {code for _, found in declared(PROCESSORS) if found.appends for code in found.codes}
     assert {code.name for code in sends} == {
-        *("SEND_MESSAGE", "SEND_MESSAGE_V2", "SEND_BATCH_MESSAGE", "SEND_RECORDS", "CONSUME_STEP"),
+        *("SEND_MESSAGE", "SEND_MESSAGE_V2", "SEND_BATCH_MESSAGE", "SEND_RECORDS", "CONSUME_STEP")
     }
 
 

@@ -230,15 +230,13 @@ def test_send_checks_leadership_first(broker: Broker) -> None:
     assert response.ext["TRACE_ON"] == "true"
 
 
-def test_a_broker_without_write_permission_refuses(group: FakeGroup, clock: ManualClock) -> None:
-    broker = Broker(group, clock, broker_permission=4)
+def test_a_broker_without_write_permission_refuses(group: FakeGroup) -> None:
+    broker = Broker(group, broker_permission=4)
     assert send(broker).code == 16
 
 
-def test_without_auto_creation_an_unknown_topic_is_refused(
-    group: FakeGroup, clock: ManualClock
-) -> None:
-    broker = Broker(group, clock, auto_create_topic_enable=False)
+def test_without_auto_creation_an_unknown_topic_is_refused(group: FakeGroup) -> None:
+    broker = Broker(group, auto_create_topic_enable=False)
     assert send(broker, topic="New").code == 17
 
 

@@ -20,11 +20,11 @@ from dledger.remoting.protocol.codes import RequestCode, ResponseCode
 from dledger.remoting.protocol.command import RemotingCommand
 from dledger.remoting.protocol.topic_names import STATE_TOPIC
 from dledger.services.delayed_message import queue_of_level
-from dledger.state.state_record import SubscriptionGroupsChange, state_batch
+from dledger.state.state_record import SubscriptionGroupsChange
 from dledger.state.topics import TOPICS_QUEUE, SubscriptionGroupConfig
-from dledger.testing.doubles import ManualClock
 from tests.harness.broker import Broker
 from tests.harness.fake_group import CLUSTER, FakeGroup, batch_of
+from tests.harness.present import present
 
 PROPERTIES = "TAGS\x01TagA\x02KEYS\x01k1\x02UNIQ_KEY\x01ABC\x02"
 
@@ -54,8 +54,7 @@ def only(group: FakeGroup, topic: str, queue_id: int) -> Record:
 
 def give_up_after(broker: Broker, times: int, queues: int = 1) -> None:
     config = SubscriptionGroupConfig("g", retry_max_times=times, retry_queue_nums=queues)
-    broker.group.propose(state_batch(SubscriptionGroupsChange(put=(config,))), lambda _: None)
-    broker.group.settle()
+    broker.group.store(SubscriptionGroupsChange(put=(config,)))
 
 
 def test_send_back_stores_a_delayed_copy(broker: Broker) -> None:
@@ -73,8 +72,7 @@ def test_send_back_stores_a_delayed_copy(broker: Broker) -> None:
         "TAGS": "TagA", "KEYS": "k1", "UNIQ_KEY": "ABC", "CLUSTER": CLUSTER, "RETRY_TOPIC": "T",
         "WAIT": "false", "DELAY": "3", "REAL_TOPIC": "%RETRY%g", "REAL_QID": "0",
     }  # fmt: skip
-    retry = broker.group.state.topic_config("%RETRY%g")
-    assert retry is not None
+    retry = present(broker.group.state.topic_config("%RETRY%g"))
     assert retry.read_queue_nums == 1
 
 
@@ -170,8 +168,7 @@ def test_copies_are_spread_over_the_queues_of_the_retry_topic(broker: Broker) ->
     records = [bytes(broker.group.log.record_at(int(at))) for at in units["phy_offset"]]
     seen = {decode_record(record).property_map["REAL_QID"] for record in records}
     assert seen == {"0", "1", "2", "3"}
-    retry = broker.group.state.topic_config("%RETRY%g")
-    assert retry is not None
+    retry = present(broker.group.state.topic_config("%RETRY%g"))
     assert retry.read_queue_nums == 4
 
 
@@ -212,10 +209,8 @@ def test_send_back_copies_no_protected_record(broker: Broker) -> None:
     assert broker.group.state.max_offset("%DLQ%g", 0) == 0
 
 
-def test_an_unknown_group_is_refused_where_groups_are_not_made(
-    group: FakeGroup, clock: ManualClock
-) -> None:
-    broker = Broker(group, clock, auto_create_subscription_group=False)
+def test_an_unknown_group_is_refused_where_groups_are_not_made(group: FakeGroup) -> None:
+    broker = Broker(group, auto_create_subscription_group=False)
     broker.make_topic()
     response = send_back(broker, sent(broker))
     assert response.code == ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST

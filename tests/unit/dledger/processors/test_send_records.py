@@ -40,8 +40,7 @@ def stored_at(broker: Broker, position: int, count: int) -> list[Any]:
 
 
 @pytest.mark.parametrize(
-    ("client", "host", "grown"),
-    [("10.1.2.3", "127.0.0.1", 0), ("2001:db8::2", "::1", 24)],
+    ("client", "host", "grown"), [("10.1.2.3", "127.0.0.1", 0), ("2001:db8::2", "::1", 24)]
 )
 def test_runs_are_stored_one_behind_the_other_with_their_places(
     broker: Broker, client: str, host: str, grown: int

@@ -22,7 +22,6 @@ from dledger.remoting.protocol.headers import (
 )
 from dledger.services.limits import check_limit
 from dledger.settings.tables import BrokerTable
-from dledger.testing.doubles import ManualClock
 from tests.harness.broker import Broker
 from tests.harness.fake_group import FakeConnection, FakeGroup
 
@@ -43,8 +42,8 @@ LIMITS = {
 
 
 @pytest.fixture
-def broker(group: FakeGroup, clock: ManualClock) -> Broker:
-    return Broker(group, clock, **LIMITS)
+def broker(group: FakeGroup) -> Broker:
+    return Broker(group, **LIMITS)
 
 
 def create(broker: Broker, topic: str) -> RemotingCommand:
@@ -180,8 +179,8 @@ def connected_as(account: str) -> FakeConnection:
 
 
 @pytest.fixture
-def checking(group: FakeGroup, clock: ManualClock) -> Broker:
-    return Broker(group, clock, **OF_ACCOUNT)
+def checking(group: FakeGroup) -> Broker:
+    return Broker(group, **OF_ACCOUNT)
 
 
 def test_account_has_its_own_limit_of_topics(checking: Broker) -> None:

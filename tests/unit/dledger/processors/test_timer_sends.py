@@ -13,7 +13,7 @@ from dledger.remoting.protocol.codes import RequestCode, ResponseCode
 from dledger.remoting.protocol.command import RemotingCommand, request
 from dledger.remoting.protocol.headers import RecallHandle
 from dledger.remoting.protocol.outcome import OUTCOME_FIELD, RETRIABLE_FIELD
-from dledger.state.state_record import TimersChange, state_batch
+from dledger.state.state_record import TimersChange
 from dledger.testing.doubles import EPOCH_MS, ManualClock
 from tests.harness.broker import Broker
 from tests.harness.fake_group import BROKER, FakeGroup
@@ -36,13 +36,12 @@ def recall(broker: Broker, handle: str, topic: str = "T") -> RemotingCommand:
 
 
 def deliver(group: FakeGroup, offset: int) -> None:
-    group.propose(state_batch(TimersChange(done=(offset,))), lambda _: None)
-    group.settle()
+    group.store(TimersChange(done=(offset,)))
 
 
 @pytest.fixture
-def broker(group: FakeGroup, clock: ManualClock) -> Broker:
-    broker = Broker(group, clock, timer_max_delay_sec=100)
+def broker(group: FakeGroup) -> Broker:
+    broker = Broker(group, timer_max_delay_sec=100)
     broker.make_topic()
     return broker
 
@@ -108,15 +107,13 @@ def test_a_time_that_is_just_near_enough_is_taken(broker: Broker) -> None:
     assert send(broker, KEY + f"TIMER_DELIVER_MS\x01{EPOCH_MS + 100_000}\x02").code == 0
 
 
-def test_switched_off_and_too_many_are_refused_with_code_1(
-    group: FakeGroup, clock: ManualClock
-) -> None:
-    off = Broker(group, clock, timer_wheel_enable=False)
+def test_switched_off_and_too_many_are_refused_with_code_1(group: FakeGroup) -> None:
+    off = Broker(group, timer_wheel_enable=False)
     off.make_topic()
     response = send(off, KEY + "TIMER_DELAY_MS\x0150\x02")
     assert response.code == ResponseCode.SYSTEM_ERROR
     assert RETRIABLE_FIELD not in response.ext
-    full = Broker(group, clock, timer_pending_max=1)
+    full = Broker(group, timer_pending_max=1)
     assert send(full, KEY + "TIMER_DELAY_MS\x0150\x02").code == 0
     response = send(full, KEY + "TIMER_DELAY_MS\x0150\x02")
     assert response.code == ResponseCode.SYSTEM_ERROR

@@ -12,7 +12,7 @@ from dledger.remoting.handling import DEFERRED
 from dledger.remoting.protocol import bodies
 from dledger.remoting.protocol.codes import RequestCode
 from dledger.remoting.protocol.command import RemotingCommand, request
-from dledger.state.state_record import ConsumerOffsetsChange, state_batch
+from dledger.state.state_record import ConsumerOffsetsChange
 from tests.harness.broker import Broker, topic_fields
 
 
@@ -106,9 +106,7 @@ def test_a_topic_that_cannot_be_is_refused(
 def test_deleted_topic_loses_queues_and_offsets(broker: Broker) -> None:
     create(broker)
     broker.group.put("T", 0, b"x")
-    offsets = ConsumerOffsetsChange.of((("g", "T", 0, 1),))
-    broker.group.propose(state_batch(offsets), lambda _: None)
-    broker.group.settle()
+    broker.group.store(ConsumerOffsetsChange.of((("g", "T", 0, 1),)))
     assert broker.call(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": "T"}).code == 0
     assert broker.call(RequestCode.GET_TOPIC_CONFIG, {"topic": "T"}).code == 17
     assert broker.group.state.max_offset("T", 0) == 0

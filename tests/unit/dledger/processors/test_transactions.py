@@ -48,8 +48,7 @@ def ask(broker: Broker, half: Half, decision: int, **changes: Any) -> FakeConnec
 
 
 def delete_topic(broker: Broker, topic: str = "T") -> None:
-    broker.group.propose(state_batch(TopicsChange(delete=(topic,))), lambda _: None)
-    broker.group.settle()
+    broker.group.store(TopicsChange(delete=(topic,)))
 
 
 # -- the half message ----------------------------------------------------------------------
@@ -97,8 +96,8 @@ def test_refused_half_message_names_its_reason(
     assert broker.group.state.transactions == TransactionTable()
 
 
-def test_a_broker_may_refuse_transactions(group: FakeGroup, clock: ManualClock) -> None:
-    broker = Broker(group, clock, reject_transaction_message=True)
+def test_a_broker_may_refuse_transactions(group: FakeGroup) -> None:
+    broker = Broker(group, reject_transaction_message=True)
     broker.make_topic()
     response = send_half(broker)
     assert (response.code, response.ext["outcome"]) == (16, "not_stored")
@@ -315,8 +314,7 @@ def test_a_topic_closed_to_senders_still_takes_a_commit(broker: Broker) -> None:
     broker.make_topic()
     half = begin(broker)
     config = TopicConfig("T", 4, 4, 4)
-    broker.group.propose(state_batch(TopicsChange(put=(config,))), lambda _: None)
-    broker.group.settle()
+    broker.group.store(TopicsChange(put=(config,)))
     assert end(broker, half, COMMIT).code == 0
     assert broker.group.state.max_offset("T", 2) == 1
 

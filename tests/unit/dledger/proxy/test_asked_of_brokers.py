@@ -63,7 +63,7 @@ async def test_end_names_the_place_and_its_reason(
     resolution: pb.TransactionResolution,
     flag: int,
 ) -> None:
-    world.groups["g"].on(RequestCode.END_TRANSACTION, response_to)
+    world.group.on(RequestCode.END_TRANSACTION, response_to)
     request = pb.EndTransactionRequest(
         topic=TOPIC,
         transaction_id="1f-2a-g",
@@ -89,8 +89,8 @@ async def test_receive_asks_for_what_its_client_wants(
     def find_none(command: RemotingCommand) -> RemotingCommand:
         return response_to(command, ResponseCode.POLLING_TIMEOUT, "nothing")
 
-    world.groups["g"].on(RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG, state)
-    world.groups["g"].on(RequestCode.POP_MESSAGE, find_none)
+    world.group.on(RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG, state)
+    world.group.on(RequestCode.POP_MESSAGE, find_none)
     request = pb.ReceiveMessageRequest(
         group=GROUP,
         message_queue=QUEUE,
@@ -114,7 +114,7 @@ async def test_changed_message_has_another_receipt(world: World, service: Messag
         fields = ChangeInvisibleTimeResponseHeader(2_000, 5_000, 1_006)
         return response_to(command, 0, None, dict(fields.encode()))
 
-    world.groups["g"].on(RequestCode.CHANGE_MESSAGE_INVISIBLETIME, change)
+    world.group.on(RequestCode.CHANGE_MESSAGE_INVISIBLETIME, change)
     request = pb.ChangeInvisibleDurationRequest(
         group=GROUP, topic=TOPIC, receipt_handle=SHOWN.encode(), invisible_duration=duration(5_000)
     )
@@ -130,11 +130,10 @@ async def test_dead_letter_names_where_it_came_from(
         fields = ChangeInvisibleTimeResponseHeader(2_000, 60_000, 1_006)
         return response_to(command, 0, None, dict(fields.encode()))
 
-    group = world.groups["g"]
-    world.groups["g"].on(RequestCode.CHANGE_MESSAGE_INVISIBLETIME, change)
-    world.groups["g"].on(RequestCode.ACK_MESSAGE, response_to)
-    group.on(RequestCode.CONSUMER_SEND_MSG_BACK, response_to)
-    group.store("T", 0, decode_record(RECORD))
+    world.group.on(RequestCode.CHANGE_MESSAGE_INVISIBLETIME, change)
+    world.group.on(RequestCode.ACK_MESSAGE, response_to)
+    world.group.on(RequestCode.CONSUMER_SEND_MSG_BACK, response_to)
+    world.group.store("T", 0, decode_record(RECORD))
     request = pb.ForwardMessageToDeadLetterQueueRequest(
         group=GROUP, topic=TOPIC, receipt_handle=SHOWN.encode(), max_delivery_attempts=3
     )
@@ -167,7 +166,7 @@ async def test_batch_of_two_message_groups_is_refused(
     with pytest.raises(RefusedError) as caught:
         await service.send_message(pb.SendMessageRequest(messages=messages), CALLER)
     assert caught.value.code == pb.ILLEGAL_MESSAGE_GROUP
-    assert world.groups["g"].bodies("T") == []
+    assert world.group.bodies("T") == []
 
 
 async def test_check_back_is_about_a_transaction(service: MessagingService) -> None:
@@ -204,7 +203,7 @@ async def test_producers_of_transactions_are_asked_back(
     """Those that were started last may send nothing but plain messages, and have no checker."""
     asked_of = open_producers(service, "decides", "too", "plain-1", "plain-2")
     service.clients.produces("decides", TOPIC, 0)
-    world.groups["g"].on(RequestCode.END_TRANSACTION, response_to)
+    world.group.on(RequestCode.END_TRANSACTION, response_to)
     end = pb.EndTransactionRequest(topic=TOPIC, transaction_id="1f-2a-g", resolution=pb.COMMIT)
     await service.in_time(service.calls["EndTransaction"], end, Caller("too"))
     half = MessageExt(memoryview(RECORD), 0, "g")
@@ -233,7 +232,7 @@ async def test_half_message_is_sent_once(world: World, service: MessagingService
             command, ResponseCode.SYSTEM_ERROR, "no answer", {OUTCOME_FIELD: "unknown"}
         )
 
-    world.groups["g"].intercept(lose)
+    world.group.intercept(lose)
     with pytest.raises(MQError) as caught:
         await service.send_message(sent(pb.TRANSACTION), CALLER)
     assert status_of(caught.value).code == pb.PROXY_TIMEOUT
@@ -246,7 +245,7 @@ async def test_topic_takes_only_the_type_it_states(
     world: World, service: MessagingService, stated: str, kind: pb.MessageType
 ) -> None:
     config = TopicConfig("T", attributes={"+message.type": stated})
-    world.groups["g"].on(RequestCode.GET_TOPIC_CONFIG, fixed(body=config.encode()))
+    world.group.on(RequestCode.GET_TOPIC_CONFIG, fixed(body=config.encode()))
     if pb.MessageType.Name(kind) == stated:
         answer = await service.send_message(sent(kind), CALLER)
         assert answer.status.code == pb.OK
@@ -254,7 +253,7 @@ async def test_topic_takes_only_the_type_it_states(
     with pytest.raises(RefusedError) as caught:
         await service.send_message(sent(kind), CALLER)
     assert caught.value.code == pb.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE
-    assert world.groups["g"].bodies("T") == []
+    assert world.group.bodies("T") == []
 
 
 async def test_silent_broker_holds_up_no_announcement(
@@ -286,15 +285,14 @@ async def test_silent_broker_holds_up_no_announcement(
 
 
 async def test_what_waits_at_a_frozen_leader_ends(world: World, service: MessagingService) -> None:
-    group = world.groups["g"]
-    code, (first, *others) = RequestCode.POP_MESSAGE, group.brokers
+    code, (first, *others) = RequestCode.POP_MESSAGE, world.group.brokers
     first.on(code, lambda _: trio.sleep_forever())
     for broker in others:
         broker.on(code, partial(broker._led, ext={}))
 
     async def move() -> None:
         await trio.sleep(2.5)
-        group.elect(2)
+        world.group.elect(2)
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(move)

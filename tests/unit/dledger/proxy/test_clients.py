@@ -211,7 +211,7 @@ async def announced(world: World, service: MessagingService) -> set[str]:
         names.update(each.group_name for each in data.producer_data_set)
         names.update(each.group_name for each in data.consumer_data_set)
 
-    for broker in world.groups["g"].brokers:
+    for broker in world.group.brokers:
         broker.heard = heard
     await trio.sleep(60)
     return names

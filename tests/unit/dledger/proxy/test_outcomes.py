@@ -64,7 +64,7 @@ def on(world: World, code: RequestCode, *handlers: Handler) -> None:
     def handle(asked: RemotingCommand) -> Handled:
         return (waiting.pop(0) if len(waiting) > 1 else waiting[0])(asked)
 
-    world.groups["g"].on(code, handle)
+    world.group.on(code, handle)
 
 
 def changed(asked: RemotingCommand) -> RemotingCommand:
@@ -136,8 +136,7 @@ async def test_new_receipt_that_cannot_be_read_is_unknown(
 async def test_dead_letter_that_may_be_stored_is_unknown(
     world: World, service: MessagingService, answers: tuple[Handler, ...], ack: Handler
 ) -> None:
-    group = world.groups["g"]
-    group.store("T", 0, RECORD)
+    world.group.store("T", 0, RECORD)
     on(world, RequestCode.CHANGE_MESSAGE_INVISIBLETIME, changed)
     on(world, RequestCode.CONSUMER_SEND_MSG_BACK, *answers)
     on(world, RequestCode.ACK_MESSAGE, ack)
@@ -146,7 +145,7 @@ async def test_dead_letter_that_may_be_stored_is_unknown(
 
 
 async def test_dead_letter_refused_at_once_is_none(world: World, service: MessagingService) -> None:
-    world.groups["g"].store("T", 0, RECORD)
+    world.group.store("T", 0, RECORD)
     on(world, RequestCode.CHANGE_MESSAGE_INVISIBLETIME, changed)
     on(world, RequestCode.CONSUMER_SEND_MSG_BACK, forbidden)
     on(world, RequestCode.ACK_MESSAGE, stored)
@@ -160,7 +159,7 @@ async def test_half_message_without_a_place_is_unknown() -> None:
         return response_to(asked, 0, None, {"msgId": "?", "queueId": "0", "queueOffset": "5"})
 
     async with open_world(rocketmq=True) as world:
-        world.groups["g"].intercept(nameless)
+        world.group.intercept(nameless)
         service = MessagingService(world.client(), ("127.0.0.1", 8081))
         message = pb.Message(topic=TOPIC, body=b"x")
         message.system_properties.message_id = "01b0"

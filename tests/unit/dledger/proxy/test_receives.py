@@ -32,6 +32,7 @@ from dledger.remoting.protocol.command import RemotingCommand, response_to
 from dledger.remoting.protocol.own_fields import NOT_MADE_FIELD, UNSEEN_FIELD
 from dledger.remoting.protocol.pop_requests import PopMessageResponseHeader, encode_offsets
 from dledger.testing.doubles import ManualClock
+from tests.harness.present import present
 from tests.unit.client.fake_cluster import Group, World
 from tests.unit.dledger.proxy.grpc_doubles import Carrier, Context, OneReceive
 
@@ -104,9 +105,8 @@ async def receive(service: MessagingService) -> int:
 
 
 async def test_order_of_a_group_is_not_guessed(world: World, service: MessagingService) -> None:
-    group = world.groups["g"]
-    orders = take_orders(group)
-    stated = Stated(group)
+    orders = take_orders(world.group)
+    stated = Stated(world.group)
     with pytest.raises(MQError):
         await receive(service)
     assert orders == []
@@ -120,13 +120,11 @@ async def test_order_of_a_group_is_not_guessed(world: World, service: MessagingS
 
 async def test_settings_of_a_group_are_not_guessed(world: World, service: MessagingService) -> None:
     """A client of a group in order would consume in any order until its end."""
-    stated = Stated(world.groups["g"])
-    answer = await service.telemetry(CONSUMER, CALLER)
-    assert answer is not None
+    stated = Stated(world.group)
+    answer = present(await service.telemetry(CONSUMER, CALLER))
     assert answer.status.code != pb.OK
     stated.answer = orderly
-    answer = await service.telemetry(CONSUMER, CALLER)
-    assert answer is not None
+    answer = present(await service.telemetry(CONSUMER, CALLER))
     assert answer.settings.subscription.fifo
 
 
@@ -135,9 +133,9 @@ async def test_group_is_stated_by_any_broker_group(
     world: World, service: MessagingService, first: Callable[[RemotingCommand], RemotingCommand]
 ) -> None:
     other = await world.add_group("h", 1, 11_000)
-    Stated(world.groups["g"], first)
+    Stated(world.group, first)
     Stated(other, orderly)
-    orders = take_orders(world.groups["g"])
+    orders = take_orders(world.group)
     assert await receive(service) == pb.MESSAGE_NOT_FOUND
     assert orders == ["true"]
 
@@ -160,7 +158,7 @@ async def test_topic_without_readable_queues_is_refused(
 async def test_receive_for_less_than_no_time_waits_for_none(
     world: World, service: MessagingService
 ) -> None:
-    take_orders(world.groups["g"])
+    take_orders(world.group)
     asked = pb.ReceiveMessageRequest(
         group=GROUP, message_queue=QUEUE, long_polling_timeout=Duration(seconds=-3_600)
     )
@@ -171,7 +169,7 @@ async def test_receive_for_less_than_no_time_waits_for_none(
 async def test_pull_waits_no_longer_than_brokers_hold_it(
     world: World, service: MessagingService
 ) -> None:
-    world.groups["g"].store("T", 0, RECORD)
+    world.group.store("T", 0, RECORD)
     for seconds in (-3_600, 1 << 40):
         asked = pb.PullMessageRequest(
             group=GROUP,
@@ -209,7 +207,7 @@ def hand_out(world: World, *records: bytes) -> None:
         header = PopMessageResponseHeader(1_000, 60_000, 1_007, 0, starts, texts)
         return response_to(asked, 0, None, dict(header.encode()), b"".join(records))
 
-    world.groups["g"].on(RequestCode.POP_MESSAGE, pop)
+    world.group.on(RequestCode.POP_MESSAGE, pop)
 
 
 def bodies(received: Received) -> list[bytes]:
@@ -266,7 +264,7 @@ async def test_bodies_of_a_receive_are_bounded_unpacked(
             command, 0, None, {"popTime": "1", "invisibleTime": "1", "reviveQid": "1"}
         )
 
-    world.groups["g"].on(RequestCode.CHANGE_MESSAGE_INVISIBLETIME, change)
+    world.group.on(RequestCode.CHANGE_MESSAGE_INVISIBLETIME, change)
     packed = zlib.compress(bytes(BODIES_BYTES_MAX // 2))
     hand_out(world, *(record(at, body=packed, sys_flag=ZLIB_FLAG) for at in range(5)))
     received = await service.receive_message(ASKED, Caller("c", time_left_s=8.0))

@@ -152,7 +152,7 @@ REFUSALS: list[tuple[str, Any, int]] = [
 async def test_illegal_calls_are_refused_at_once(
     world: World, service: MessagingService, name: str, request_: Any, code: int
 ) -> None:
-    world.groups["g"].store("T", 0, RECORD)
+    world.group.store("T", 0, RECORD)
     began_s = trio.current_time()
     assert await code_of(service, name, request_) == code
     assert trio.current_time() - began_s < 1.0
@@ -163,9 +163,8 @@ async def test_illegal_calls_are_refused_at_once(
 async def test_pull_ends_before_an_unreadable_message(
     world: World, service: MessagingService
 ) -> None:
-    group = world.groups["g"]
     for record in (RECORD, RECORD, replace(RECORD, sys_flag=1 | 3 << 8), RECORD):
-        group.store("T", 0, record)
+        world.group.store("T", 0, record)
     asked = pb.PullMessageRequest(group=GROUP, message_queue=queue(), batch_size=4)
     answers = await service.in_time(service.pull_message, asked, CALLER)
     offsets = [
@@ -195,7 +194,7 @@ async def test_transaction_that_is_none_has_its_code(
         stated = {OUTCOME_FIELD: "not_stored", **fields}
         return response_to(asked, refusal, "no half message stands there", stated)
 
-    world.groups["g"].on(RequestCode.END_TRANSACTION, refuse)
+    world.group.on(RequestCode.END_TRANSACTION, refuse)
     asked = pb.EndTransactionRequest(topic=TOPIC, transaction_id="0-0-g", resolution=pb.COMMIT)
     assert await code_of(service, "EndTransaction", asked) == code
 
@@ -234,9 +233,8 @@ async def test_settings_name_no_illegal_topic(
 async def test_group_without_leader_is_no_illegal_receipt(
     world: World, service: MessagingService
 ) -> None:
-    group = world.groups["g"]
-    group.leader = None
-    group.register()
+    world.group.leader = None
+    world.group.register()
     asked = pb.AckMessageRequest(
         group=GROUP, topic=TOPIC, entries=[pb.AckMessageEntry(receipt_handle=handle())]
     )
@@ -248,8 +246,8 @@ async def test_handle_of_another_topic_recalls_nothing(
     world: World, service: MessagingService
 ) -> None:
     # The account of the call was checked for the topic that the call names.
-    world.groups["g"].topics["Other"] = 1
-    world.groups["g"].register()
+    world.group.topics["Other"] = 1
+    world.group.register()
     asked = pb.RecallMessageRequest(
         topic=TOPIC, recall_handle=RecallHandle("Other", "g", 1, "01").encode()
     )
@@ -264,15 +262,15 @@ async def test_old_receipt_stores_no_dead_letter(
     def refuse(asked: RemotingCommand) -> RemotingCommand:
         return response_to(asked, ResponseCode.NO_MESSAGE, remark)
 
-    world.groups["g"].on(RequestCode.CHANGE_MESSAGE_INVISIBLETIME, refuse)
-    world.groups["g"].store("T", 0, RECORD)
+    world.group.on(RequestCode.CHANGE_MESSAGE_INVISIBLETIME, refuse)
+    world.group.store("T", 0, RECORD)
     asked = pb.ForwardMessageToDeadLetterQueueRequest(
         group=GROUP, topic=TOPIC, receipt_handle=handle(), max_delivery_attempts=3
     )
     code = await code_of(service, "ForwardMessageToDeadLetterQueue", asked)
     assert code == pb.INVALID_RECEIPT_HANDLE
     assert world.count(RequestCode.CONSUMER_SEND_MSG_BACK) == 0
-    assert world.groups["g"].bodies("%DLQ%clerks") == []
+    assert world.group.bodies("%DLQ%clerks") == []
 
 
 def renewed(service: MessagingService, topic: str) -> str:
@@ -287,7 +285,7 @@ async def test_renewed_receipt_of_another_topic_is_refused(
     world: World, service: MessagingService
 ) -> None:
     # The account of the call was checked for the topic that the call names.
-    world.groups["g"].on(RequestCode.ACK_MESSAGE, response_to)
+    world.group.on(RequestCode.ACK_MESSAGE, response_to)
     shown = renewed(service, "Other")
     asked = pb.AckMessageRequest(
         group=GROUP, topic=TOPIC, entries=[pb.AckMessageEntry(receipt_handle=shown)]
@@ -316,12 +314,11 @@ async def test_failed_dead_letter_is_tried_again(world: World, service: Messagin
             return response_to(asked, ResponseCode.NO_PERMISSION, "not now")
         return response_to(asked)
 
-    group = world.groups["g"]
-    for broker in group.brokers:
+    for broker in world.group.brokers:
         broker.on(RequestCode.CHANGE_MESSAGE_INVISIBLETIME, change)
         broker.on(RequestCode.ACK_MESSAGE, response_to)
         broker.on(RequestCode.CONSUMER_SEND_MSG_BACK, send_back)
-    group.store("T", 0, RECORD)
+    world.group.store("T", 0, RECORD)
     shown = renewed(service, "T")
     asked = pb.ForwardMessageToDeadLetterQueueRequest(
         group=GROUP, topic=TOPIC, receipt_handle=shown, max_delivery_attempts=3
@@ -349,7 +346,7 @@ async def test_unknown_topics_are_not_asked_for_again(
     before = world.count(RequestCode.GET_ROUTEINFO_BY_TOPIC)
     await trio.sleep(60)
     assert world.count(RequestCode.GET_ROUTEINFO_BY_TOPIC) - before <= 3
-    world.groups["g"].topics["typo-0"] = 1
+    world.group.topics["typo-0"] = 1
     asked = pb.QueryRouteRequest(topic=pb.Resource(name="typo-0"))
     assert len((await service.query_route(asked, CALLER)).message_queues) == 1
 
@@ -373,7 +370,7 @@ async def test_call_ends_before_its_client_gives_up(
 async def test_receive_ends_before_its_client_gives_up(
     world: World, service: MessagingService
 ) -> None:
-    for broker in world.groups["g"].brokers:
+    for broker in world.group.brokers:
         await broker.kill()
     began_s = trio.current_time()
     asked = pb.ReceiveMessageRequest(group=GROUP, message_queue=queue())
@@ -397,7 +394,7 @@ async def test_delay_that_brokers_refuse_is_a_delivery_time(
     def refuse(asked: RemotingCommand) -> RemotingCommand:
         return response_to(asked, ResponseCode.MESSAGE_ILLEGAL, remark)
 
-    world.groups["g"].intercept(refuse)
+    world.group.intercept(refuse)
     message = pb.Message(topic=TOPIC, body=b"x")
     message.system_properties.message_id = "01b0"
     message.system_properties.message_type = pb.DELAY

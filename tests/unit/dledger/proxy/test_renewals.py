@@ -114,7 +114,7 @@ async def test_silent_broker_holds_up_no_renewal_of_another() -> None:
     async with open_world() as world, world.client() as client, trio.open_nursery() as nursery:
         silent = await world.add_group("h", 1, 11_000)
         silent.brokers[0].on(RequestCode.CHANGE_MESSAGE_INVISIBLETIME, keep_silent)
-        world.groups["g"].brokers[0].on(RequestCode.CHANGE_MESSAGE_INVISIBLETIME, renew)
+        world.group.brokers[0].on(RequestCode.CHANGE_MESSAGE_INVISIBLETIME, renew)
         await client.route("T")
         renewals, began_s = Renewals(client, lambda _: True), trio.current_time()
         for number in range(1_000):
@@ -153,7 +153,7 @@ async def handlers(service: MessagingService) -> AsyncIterator[_Handlers]:
 def store(world: World, count: int = 1) -> None:
     for number in range(count):
         record = encode_record(topic="T", queue_id=0, body=b"%d" % number, properties=b"")
-        world.groups["g"].store("T", 0, decode_record(record))
+        world.group.store("T", 0, decode_record(record))
 
 
 async def leave(handlers: _Handlers, asked: pb.ReceiveMessageRequest, count: int) -> None:
@@ -170,7 +170,7 @@ async def test_message_is_spent_by_no_receive_that_was_left(
     world: World, service: MessagingService, handlers: _Handlers
 ) -> None:
     """As when all consumers of a group are started again at once."""
-    pops = PopGroup(world.groups["g"], retries=2)
+    pops = PopGroup(world.group, retries=2)
     await leave(handlers, ASKED, 30)
     assert pops.waiting == 30
     store(world)
@@ -186,7 +186,7 @@ async def test_message_is_spent_by_no_receive_that_was_left(
 async def test_receive_that_was_left_alone_costs_no_time(
     world: World, service: MessagingService, handlers: _Handlers
 ) -> None:
-    pops = PopGroup(world.groups["g"])
+    pops = PopGroup(world.group)
     await leave(handlers, ASKED, 1)
     store(world)
     pops.move()
@@ -200,7 +200,7 @@ async def test_request_is_held_until_brokers_have_answered(
     world: World, service: MessagingService, handlers: _Handlers
 ) -> None:
     """A client could leave requests behind without end otherwise."""
-    pops = PopGroup(world.groups["g"])
+    pops = PopGroup(world.group)
     asked = pb.ReceiveMessageRequest()
     asked.CopyFrom(ASKED)
     asked.attempt_id = "x" * 100_000
@@ -213,7 +213,7 @@ async def test_request_is_held_until_brokers_have_answered(
 
 
 async def test_receives_that_were_left_are_bounded(world: World, handlers: _Handlers) -> None:
-    pops = PopGroup(world.groups["g"])
+    pops = PopGroup(world.group)
     handlers._receives = HeldBytes(HOST_SHARE * 5 * RECEIVE_BYTES_MIN)
     await leave(handlers, ASKED, 9)
     assert pops.waiting == 5
@@ -228,7 +228,7 @@ async def test_message_that_was_renewed_is_given_back(
     world: World, service: MessagingService, handlers: _Handlers
 ) -> None:
     """Its client reads so slowly that the first receipt is an old one when it ends."""
-    pops = PopGroup(world.groups["g"])
+    pops = PopGroup(world.group)
     store(world)
     asked = pb.ReceiveMessageRequest(
         group=ASKED.group, message_queue=LEFT_QUEUE, auto_renew=True, batch_size=1
@@ -262,14 +262,14 @@ async def receive_forty(world: World, service: MessagingService) -> Received:
 async def test_leader_that_comes_late_gets_all_back(
     world: World, service: MessagingService
 ) -> None:
-    pops = PopGroup(world.groups["g"])
+    pops = PopGroup(world.group)
     received = await receive_forty(world, service)
-    world.groups["g"].leader = None
+    world.group.leader = None
     async with trio.open_nursery() as nursery:
         nursery.start_soon(service.abandon, received)
         await trio.sleep(30)
         assert (received.messages, received.answers) == ([], [])
-        world.groups["g"].elect(1)
+        world.group.elect(1)
     assert max(out.ends_s for out in pops.out.values()) <= trio.current_time() + 0.01
     assert trio.current_time() < 60
 
@@ -277,7 +277,7 @@ async def test_leader_that_comes_late_gets_all_back(
 async def test_silent_brokers_get_back_for_a_bounded_time(
     world: World, service: MessagingService
 ) -> None:
-    pops = PopGroup(world.groups["g"])
+    pops = PopGroup(world.group)
     received = await receive_forty(world, service)
     pops.fault = lambda _: Fault.LOST
     await service.abandon(received)
@@ -287,7 +287,7 @@ async def test_silent_brokers_get_back_for_a_bounded_time(
 
 async def test_client_that_was_silent_acknowledges(world: World, service: MessagingService) -> None:
     """It shows its first receipt, and the message is its own under a newer one."""
-    pops = PopGroup(world.groups["g"])
+    pops = PopGroup(world.group)
     store(world)
     asked = pb.ReceiveMessageRequest(group=ASKED.group, message_queue=LEFT_QUEUE, auto_renew=True)
     received = await service.receive_message(asked, Caller("c"))

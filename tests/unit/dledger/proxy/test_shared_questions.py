@@ -35,7 +35,7 @@ async def test_senders_of_one_moment_ask_for_types_once(world: World) -> None:
     def state(asked: RemotingCommand) -> RemotingCommand:
         return response_to(asked, 0, None, {}, FIFO_TOPIC.encode())
 
-    world.groups["g"].on(RequestCode.GET_TOPIC_CONFIG, state)
+    world.group.on(RequestCode.GET_TOPIC_CONFIG, state)
     found: list[object] = []
     async with world.client() as client:
         configs = BrokerConfigs(client)
@@ -59,7 +59,7 @@ async def test_types_are_asked_for_again_when_asker_leaves(world: World) -> None
             return DEFERRED  # and never answered
         return response_to(asked, 0, None, {}, FIFO_TOPIC.encode())
 
-    world.groups["g"].on(RequestCode.GET_TOPIC_CONFIG, state)
+    world.group.on(RequestCode.GET_TOPIC_CONFIG, state)
     found: list[object] = []
     async with world.client() as client:
         configs = BrokerConfigs(client)
@@ -88,7 +88,7 @@ async def test_known_types_count_while_no_broker_states_them(world: World) -> No
             return response_to(asked, ResponseCode.SYSTEM_BUSY, "later")
         return response_to(asked, 0, None, {}, config.encode())
 
-    world.groups["g"].on(RequestCode.GET_TOPIC_CONFIG, state)
+    world.group.on(RequestCode.GET_TOPIC_CONFIG, state)
     async with world.client() as client:
         configs = BrokerConfigs(client)
         assert await configs.types("T") == (pb.FIFO,)
@@ -105,7 +105,7 @@ async def test_broker_without_types_is_asked_once_a_second(world: World) -> None
     def busy(asked: RemotingCommand) -> RemotingCommand:
         return response_to(asked, ResponseCode.SYSTEM_BUSY, "later")
 
-    world.groups["g"].on(RequestCode.GET_TOPIC_CONFIG, busy)
+    world.group.on(RequestCode.GET_TOPIC_CONFIG, busy)
     async with world.client() as client:
         configs = BrokerConfigs(client)
         assert await configs.types("T") == EVERY_TYPE
@@ -139,7 +139,7 @@ async def test_settings_of_many_topics_ask_for_few_routes(world: World, known_at
     def state(asked: RemotingCommand) -> RemotingCommand:
         return response_to(asked, 0, None, {}, group.encode())
 
-    world.groups["g"].on(RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG, state)
+    world.group.on(RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG, state)
     service = MessagingService(world.client(), ("127.0.0.1", 8081))
     async with service.open():
         answer = await service.telemetry(consumer_of(names), CALLER)

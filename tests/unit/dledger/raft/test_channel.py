@@ -14,6 +14,7 @@ from typing_extensions import Buffer
 from dledger.raft.channel import DataLink
 from dledger.raft.peers import PeerState
 from dledger.raft.wire import Kind, PeerFrame, PeerFrameDecoder
+from tests.harness.beside import beside
 from tests.harness.raft_cluster import Cluster
 
 
@@ -59,11 +60,9 @@ async def linked(folder: Path, stream: Part) -> AsyncIterator[tuple[Cluster, Pee
     cluster = Cluster(folder)
     leader = cluster.elect("n0")
     link = DataLink(leader, stream, "n1", 7)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(link.run)
+    async with beside(link.run):
         await trio.testing.wait_all_tasks_blocked()
         yield cluster, leader.peers["n1"]
-        nursery.cancel_scope.cancel()
 
 
 async def test_data_link_sends_in_the_turn_that_has_a_frame(tmp_path: Path) -> None:

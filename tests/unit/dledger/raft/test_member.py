@@ -14,6 +14,7 @@ from dledger.raft.follower import AppendRequest, Rejected, plan_append, split_fr
 from dledger.raft.peers import ContradictionError
 from dledger.raft.settings import ALL_ON
 from dledger.raft.wire import Kind, PeerFrame, PeerFrameDecoder
+from tests.harness.present import present
 from tests.harness.raft_cluster import Cluster, Member
 
 
@@ -27,8 +28,7 @@ def full(*_: object, **__: object) -> None:
 
 def flush_log_only(member: Member) -> None:
     """Make the log durable while term and vote are still on their way to the disk."""
-    ticket = member.log.begin_flush()
-    assert ticket is not None
+    ticket = present(member.log.begin_flush())
     ticket.run()
     member.log.complete_flush(ticket)
     member.node.settle()
@@ -404,8 +404,7 @@ def test_probe_after_a_repair_has_the_checksum_of_its_bytes(tmp_path: Path) -> N
         file.seek(at)
         file.write(good)
     leader.replicator.link_reset("n1")
-    probe = leader.next_frame("n1")
-    assert probe is not None
+    probe = present(leader.next_frame("n1"))
     (frame,) = PeerFrameDecoder().feed(frame_of(probe[0], 1, 1, probe[1]))
     assert bytes(frame.payload).startswith(bytes(entry_log.frame(index)))
 

@@ -12,6 +12,7 @@ from dledger.raft.leader import LEAVER_TIMEOUTS
 from dledger.raft.member import RaftNode
 from dledger.raft.membership import MEMBERS_MAX
 from dledger.raft.wire import Kind
+from tests.harness.present import present
 from tests.harness.raft_cluster import Cluster, Letter
 from tests.unit.dledger.raft.paper_group import add, group, isolate, listed, remove
 
@@ -79,8 +80,7 @@ def test_returned_learner_has_to_catch_up_again(monkeypatch: pytest.MonkeyPatch)
     add(cluster, "n0", "n3")
     cluster.run()
     cluster.pass_time("n0", 0.3)
-    learner = listed(leader).learner("n3")
-    assert learner is not None
+    learner = present(listed(leader).learner("n3"))
     deliver = cluster.deliver
 
     def lose_appends(letter: Letter) -> None:
@@ -177,6 +177,5 @@ def test_full_group_replaces_a_removed_wiped_voter(tmp_path: Path) -> None:
     add(cluster, "n0", "n1")
     cluster.run()
     cluster.pass_time("n0", 5.0)
-    again = listed(leader).voter("n1")
-    assert again is not None
+    again = present(listed(leader).voter("n1"))
     assert again.incarnation == cluster.node("n1").identity.incarnation

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.harness.present import present
 from tests.harness.raft_cluster import Cluster
 
 
@@ -140,8 +141,7 @@ def test_list_of_members_is_flushed_before_it_counts(tmp_path: Path) -> None:
     cluster.run()
     assert leader.commit_index == before
     assert leader.roster.members is not None
-    gone = leader.roster.members.voter("n2")
-    assert gone is not None
+    gone = present(leader.roster.members.voter("n2"))
     index = leader.changes.change(leader.roster.members.without(gone))
     after = cluster.append("n0", b"y")
     cluster.run()
@@ -162,8 +162,7 @@ def test_cut_list_of_members_delays_nothing(tmp_path: Path) -> None:
     cluster.heartbeat("n0")
     cluster.members["n0"].flushes_by_itself = False
     assert leader.roster.members is not None
-    gone = leader.roster.members.voter("n2")
-    assert gone is not None
+    gone = present(leader.roster.members.voter("n2"))
     journal = leader.journal
     index = leader.changes.change(leader.roster.members.without(gone))
     assert journal.waits_for_list
@@ -192,8 +191,7 @@ def removed_and_lost(cluster: Cluster) -> int:
     leader = cluster.elect("n0")
     cluster.heartbeat("n0")
     assert leader.roster.members is not None
-    gone = leader.roster.members.voter("n2")
-    assert gone is not None
+    gone = present(leader.roster.members.voter("n2"))
     return leader.changes.change(leader.roster.members.without(gone))
 
 

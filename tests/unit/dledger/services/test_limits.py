@@ -10,7 +10,7 @@ from dledger.commitlog.errors import DiskFullError
 from dledger.remoting.protocol.codes import RequestCode
 from dledger.services.limits import DiskSpace
 from dledger.settings.tables import StoreTable
-from dledger.testing.doubles import ManualClock, VirtualClock
+from dledger.testing.doubles import VirtualClock
 from dledger.waiting import PERIOD_S, every_second
 from tests.harness.broker import Broker
 from tests.harness.fake_group import FakeGroup
@@ -60,9 +60,9 @@ def test_less_than_a_segment_left_is_one_state_with_one_reason() -> None:
 
 @pytest.mark.parametrize("code", [RequestCode.SEND_MESSAGE_V2, RequestCode.CONSUMER_SEND_MSG_BACK])
 def test_sends_are_refused_with_code_14_while_it_is_full(
-    group: FakeGroup, clock: ManualClock, code: RequestCode
+    group: FakeGroup, code: RequestCode
 ) -> None:
-    broker = Broker(group, clock)
+    broker = Broker(group)
     broker.make_topic()
     group.put("T", 0, b"x")
     unit = group.queues.queue("T", 0).read(0, 1)[0]

@@ -14,21 +14,20 @@ from dledger.group_api import Proposed
 from dledger.services import offset_commits
 from dledger.services.offset_commits import OffsetCommits
 from dledger.testing.doubles import VirtualClock
+from tests.harness.beside import beside
 from tests.harness.fake_group import FakeGroup
 
 
 async def test_commits_are_flushed_every_second(tmp_path: Path) -> None:
     group = FakeGroup(tmp_path, VirtualClock())
     offsets = OffsetCommits(group, VirtualClock())
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(offsets.run)
+    async with beside(offsets.run):
         await trio.sleep(0.5)
         offsets.commit("g", "TBW102", 0, 4)
         await trio.sleep(0.6)
         group.settle()
         assert group.state.consumer_offset("g", "TBW102", 0) == 4
         offsets.commit("g", "TBW102", 0, 5)
-        nursery.cancel_scope.cancel()
     group.step_down()
     assert offsets.offset("g", "TBW102", 0) == 4
     group.lead()

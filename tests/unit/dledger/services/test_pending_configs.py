@@ -9,7 +9,7 @@ import pytest
 from dledger.group_api import Proposed
 from dledger.services.pending_configs import PendingConfigs, TopicView
 from dledger.settings.tables import BrokerTable
-from dledger.state.state_record import TopicsChange, state_batch
+from dledger.state.state_record import TopicsChange
 from dledger.state.topics import TopicConfig
 from tests.harness.fake_group import FakeGroup
 
@@ -22,8 +22,7 @@ def pending(group: FakeGroup) -> PendingConfigs[TopicConfig]:
 
 
 def apply(group: FakeGroup, change: TopicsChange) -> None:
-    group.propose(state_batch(change), lambda _: None)
-    group.settle()
+    group.store(change)
 
 
 def test_the_newest_change_in_flight_wins(

@@ -53,8 +53,7 @@ class World(ServedGroup):
     def recall(self, offset: int) -> None:
         """Recall a message as the recall processor does."""
         assert self.claims.claim(offset)
-        self.group.propose(state_batch(TimersChange(recalled=(offset,))), lambda _: None)
-        self.group.settle()
+        self.group.store(TimersChange(recalled=(offset,)))
 
     async def serve(self) -> None:
         """Run the service as a leadership does."""

@@ -10,12 +10,7 @@ from dledger.remoting.protocol import bodies
 from dledger.remoting.protocol.codes import RequestCode
 from dledger.remoting.protocol.command import RemotingCommand
 from dledger.remoting.protocol.own_fields import CONFIRMED_FIELD, GIVES_UP_FIELD, decode_given_up
-from dledger.services.retention import (
-    RetentionService,
-    expiring_queues,
-    queue_floors,
-    retention_ms,
-)
+from dledger.services.retention import RetentionService, expiring_queues, queue_floors, retention_ms
 from dledger.settings.tables import StoreTable
 from dledger.state.state_record import QueueFloorsChange, TopicsChange, state_batch
 from dledger.state.topics import TopicConfig
@@ -29,8 +24,7 @@ HOUR_MS = 3_600_000
 
 def make_topic(group: FakeGroup, topic: str, **attributes: str) -> None:
     config = TopicConfig(topic, 2, 2, attributes=attributes)
-    group.propose(state_batch(TopicsChange(put=(config,))), lambda _: None)
-    group.settle()
+    group.store(TopicsChange(put=(config,)))
 
 
 def fill(group: FakeGroup, clock: ManualClock, topic: str) -> None:
@@ -89,7 +83,7 @@ async def test_the_leader_moves_them_and_readers_see_it(
     index = group.state.applied_index
     await service.check_topics()
     assert group.state.applied_index == index  # nothing new, no entry
-    broker = Broker(group, clock)
+    broker = Broker(group)
     answer = pulls.pull(broker, queueOffset=1)
     assert answer.code == 21
     assert answer.ext["minOffset"] == "2"
@@ -102,8 +96,8 @@ def test_a_queue_never_begins_behind_its_end(group: FakeGroup) -> None:
         group.settle()
 
 
-def test_the_attribute_is_checked_when_it_is_set(group: FakeGroup, clock: ManualClock) -> None:
-    broker = Broker(group, clock)
+def test_the_attribute_is_checked_when_it_is_set(group: FakeGroup) -> None:
+    broker = Broker(group)
     fields = topic_fields()
     refused = broker.call(
         RequestCode.UPDATE_AND_CREATE_TOPIC, {**fields, "attributes": "+retention.ms=soon"}
@@ -129,7 +123,7 @@ def shorter(broker: Broker, keeps_ms: int, **fields: str) -> RemotingCommand:
 def test_shorter_retention_needs_confirmation(group: FakeGroup, clock: ManualClock) -> None:
     make_topic(group, "T")
     fill(group, clock, "T")
-    broker = Broker(group, clock)
+    broker = Broker(group)
     asked = shorter(broker, 3 * HOUR_MS + 1)
     assert (asked.code, asked.ext["outcome"]) == (1, "not_stored")
     assert "dledger topic retention T" in (asked.remark or "")
@@ -153,7 +147,7 @@ def test_shorter_retention_needs_confirmation(group: FakeGroup, clock: ManualClo
 def test_a_list_of_topics_is_asked_about_as_well(group: FakeGroup, clock: ManualClock) -> None:
     make_topic(group, "T")
     fill(group, clock, "T")
-    broker = Broker(group, clock)
+    broker = Broker(group)
     topics = [
         bodies.TopicConfig(topic_name=name, attributes={"retention.ms": "5"}) for name in "UT"
     ]
@@ -166,7 +160,7 @@ def test_a_list_of_topics_is_asked_about_as_well(group: FakeGroup, clock: Manual
     assert group.state.topics["T"].attributes == {"retention.ms": "5"}
 
 
-def test_an_empty_topic_gives_up_nothing(group: FakeGroup, clock: ManualClock) -> None:
+def test_an_empty_topic_gives_up_nothing(group: FakeGroup) -> None:
     make_topic(group, "T")
-    assert shorter(Broker(group, clock), 5).code == 0
-    assert shorter(Broker(group, clock), 4).code == 0
+    assert shorter(Broker(group), 5).code == 0
+    assert shorter(Broker(group), 4).code == 0

@@ -37,7 +37,7 @@ class World(ServedGroup):
 
     def __init__(self, root: Path) -> None:
         super().__init__(root, segment_bytes=4 << 20)
-        self.broker = Broker(self.group, self.clock)
+        self.broker = Broker(self.group)
         self.broker.make_topic()
         self.settings = BrokerTable(transaction_check_max=3)
         self.store = StoreTable(file_reserved_time=1)

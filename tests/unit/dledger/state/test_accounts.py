@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from dledger.state.accounts import AccessChange, AccountConfig, PolicyConfig
-from dledger.state.state_record import TopicsChange, state_batch
+from dledger.state.state_record import TopicsChange
 from dledger.state.tables import StateTables
 from tests.harness.fake_group import FakeGroup
 
@@ -22,8 +22,7 @@ ACCOUNT = AccountConfig(
 
 
 def change(group: FakeGroup, *changes: AccessChange | TopicsChange) -> None:
-    group.propose(state_batch(*changes), lambda _: None)
-    group.settle()
+    group.store(*changes)
 
 
 def test_no_repr_shows_a_secret() -> None:

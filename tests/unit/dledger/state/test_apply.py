@@ -134,8 +134,7 @@ def test_a_deleted_topic_leaves_nothing_and_begins_at_zero_again(group: FakeGrou
         lambda _: None,
     )
     group.put("T", 0, b"a", b"b")
-    group.propose(state_batch(TopicsChange(delete=("T",))), lambda _: None)
-    group.settle()
+    group.store(TopicsChange(delete=("T",)))
     state = group.state
     assert group.applied[-1].deleted_topics == ("T",)
     assert state.topic_config("T") is None
@@ -156,16 +155,14 @@ def test_built_in_topics_can_be_overlaid(group: FakeGroup) -> None:
     assert state.topic_config("TBW102").inherited  # type: ignore[union-attr]  # None fails the test
     assert state.subscription_group("TOOLS_CONSUMER") is not None
     changed = TopicConfig("BenchmarkTest", 2, 2)
-    group.propose(state_batch(TopicsChange(put=(changed,))), lambda _: None)
-    group.settle()
+    group.store(TopicsChange(put=(changed,)))
     assert state.topic_config("BenchmarkTest") == changed
     names = [config.topic for config in state.all_topics()]
     assert len(names) == len(set(names))
 
 
 def test_delay_progress_moves_from_where_it_stands(group: FakeGroup) -> None:
-    group.propose(state_batch(DelayProgressChange(2, 0, 4)), lambda _: None)
-    group.settle()
+    group.store(DelayProgressChange(2, 0, 4))
     assert group.state.delay_progress == {2: 4}
     group.propose(state_batch(DelayProgressChange(2, 3, 5)), lambda _: None)
     with pytest.raises(InvariantBroken, match="stands at 4"):

@@ -16,12 +16,7 @@ from dledger.state.pop import (
     RequestMode,
     apply_pop,
 )
-from dledger.state.state_record import (
-    ConsumerOffsetsChange,
-    SubscriptionGroupsChange,
-    TopicsChange,
-    state_batch,
-)
+from dledger.state.state_record import ConsumerOffsetsChange, SubscriptionGroupsChange, TopicsChange
 from dledger.state.table import StateChange
 from dledger.state.topics import TopicConfig
 from tests.harness.fake_group import FakeGroup
@@ -51,8 +46,7 @@ def table(*changes: tuple[PopChange, int, int], rows: PopRows | None = None) -> 
 
 
 def apply(group: FakeGroup, *changes: StateChange) -> None:
-    group.propose(state_batch(*changes), lambda _: None)
-    group.settle()
+    group.store(*changes)
 
 
 def test_token_zero_of_a_message_not_out_does_nothing() -> None:

@@ -13,7 +13,7 @@ from dledger.state.queue_lock import (
     QueueLocksChange,
     apply_queue_locks,
 )
-from dledger.state.state_record import TopicsChange, state_batch
+from dledger.state.state_record import TopicsChange
 from tests.harness.fake_group import FakeGroup
 
 KEY: LockKey = ("g", "T", 1)
@@ -23,8 +23,7 @@ OTHER: LockKey = ("g", "U", 0)
 def test_the_token_of_a_grant_is_the_index_of_its_entry(group: FakeGroup) -> None:
     for client_id, replaces in (("a", 0), ("b", 1)):
         grants = (LockGrant(KEY, client_id, replaces), LockGrant(OTHER, client_id, replaces))
-        group.propose(state_batch(QueueLocksChange(grants=grants)), lambda _: None)
-        group.settle()
+        group.store(QueueLocksChange(grants=grants))
     assert group.state.queue_locks == {KEY: QueueLock("b", 2), OTHER: QueueLock("b", 2)}
     assert group.state.queue_locks_index == 2
 
@@ -55,8 +54,6 @@ def test_what_ends_a_grant_that_is_not_there_stops_the_node(change: QueueLocksCh
 
 def test_the_grants_of_a_deleted_topic_go_with_it(group: FakeGroup) -> None:
     grants = (LockGrant(KEY, "a"), LockGrant(OTHER, "a"))
-    group.propose(state_batch(QueueLocksChange(grants=grants)), lambda _: None)
-    group.settle()
-    group.propose(state_batch(TopicsChange(delete=("T",))), lambda _: None)
-    group.settle()
+    group.store(QueueLocksChange(grants=grants))
+    group.store(TopicsChange(delete=("T",)))
     assert list(group.state.queue_locks) == [OTHER]

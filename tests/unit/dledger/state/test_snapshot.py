@@ -70,8 +70,7 @@ def test_a_queue_that_begins_at_no_position_is_refused(filled: FakeGroup, positi
 
 
 def change(group: FakeGroup, *changes: StateChange) -> None:
-    group.propose(state_batch(*changes), lambda _: None)
-    group.settle()
+    group.store(*changes)
 
 
 def create(group: FakeGroup, count: int) -> None:

@@ -7,7 +7,7 @@ import pytest
 from dledger.commitlog.errors import InvariantBroken
 from dledger.remoting.protocol.topic_names import HALF_TOPIC
 from dledger.state import transactions
-from dledger.state.state_record import TransactionsChange, state_batch
+from dledger.state.state_record import TransactionsChange
 from dledger.state.transactions import OpenHalf, TransactionDecision, TransactionTable
 from dledger.testing.doubles import EPOCH_MS, ManualClock
 from tests.harness.fake_group import FakeGroup
@@ -16,8 +16,7 @@ COMMIT, ROLLBACK = TransactionDecision.COMMIT, TransactionDecision.ROLLBACK
 
 
 def change(group: FakeGroup, *changes: TransactionsChange) -> None:
-    group.propose(state_batch(*changes), lambda _: None)
-    group.settle()
+    group.store(*changes)
 
 
 def positions(group: FakeGroup, count: int) -> list[int]:

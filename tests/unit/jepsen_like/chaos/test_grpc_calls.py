@@ -22,6 +22,7 @@ from dledger.jepsen_like.history.operation import Outcome
 from dledger.jepsen_like.workloads.recorder import classify
 from dledger.proxy import messaging_pb2 as pb
 from dledger.proxy.sends import queue_of_group
+from tests.harness.present import present
 
 
 class FakeLink:
@@ -59,8 +60,7 @@ def status(code: Any) -> pb.Status:
     ],
 )
 def test_codes_have_the_outcome_they_state(code: Any, outcome: Outcome) -> None:
-    error = error_of(status(code))
-    assert error is not None
+    error = present(error_of(status(code)))
     assert classify(error) == (outcome, True)
     assert pb.Code.Name(code) in str(error)
 
@@ -68,15 +68,13 @@ def test_codes_have_the_outcome_they_state(code: Any, outcome: Outcome) -> None:
 def test_a_code_without_a_reason_fails_the_run() -> None:
     assert error_of(status(pb.OK)) is None
     for code in (pb.INTERNAL_ERROR, pb.FORBIDDEN, pb.UNSUPPORTED):
-        error = error_of(status(code))
-        assert error is not None
+        error = present(error_of(status(code)))
         assert classify(error) == (Outcome.INFO, False)
 
 
 def test_different_results_of_one_request_are_unknown() -> None:
     assert error_of_all([status(pb.OK), status(pb.OK)]) is None
-    error = error_of_all([status(pb.OK), status(pb.INVALID_RECEIPT_HANDLE)])
-    assert error is not None
+    error = present(error_of_all([status(pb.OK), status(pb.INVALID_RECEIPT_HANDLE)]))
     assert classify(error) == (Outcome.INFO, True)
     assert "INVALID_RECEIPT_HANDLE, OK" in str(error)
 

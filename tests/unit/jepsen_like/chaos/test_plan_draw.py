@@ -101,6 +101,6 @@ def test_no_smaller_plan_is_reported_with_the_next_step(
 
 def test_a_step_as_a_person_reads_it() -> None:
     assert step_text(Step(1500, Kind.ISOLATE, "leader", 2500, 1)) == [
-        *("1.5 s", "isolate", "leader", "2.5 s"),
+        *("1.5 s", "isolate", "leader", "2.5 s")
     ]
     assert step_text(Step(0, Kind.RESET, "all", 0)) == ["0.0 s", "reset", "all", ""]

@@ -91,7 +91,7 @@ def test_a_run_in_which_too_little_happened_is_no_proof() -> None:
     assert too_little(enough) == []
     quiet = {"faults_done": 1, "aimed_at_leader": 0, "failovers": 0, "acknowledged_sends": 7}
     assert too_little(quiet) == [
-        *("1 fault in all", "none of them at the leader", "no fail-over", "7 acknowledged sends"),
+        *("1 fault in all", "none of them at the leader", "no fail-over", "7 acknowledged sends")
     ]
 
 

@@ -6,12 +6,7 @@ import pytest
 
 from dledger.jepsen_like.checkers.filters import FILTERS, WRONG, check_history, number_of, tag_of
 from dledger.jepsen_like.history.columns import hash_range
-from dledger.jepsen_like.history.operation import (
-    F,
-    History,
-    ReplicaRead,
-    RunHeader,
-)
+from dledger.jepsen_like.history.operation import F, History, ReplicaRead, RunHeader
 from tests.harness.rows import row
 
 VALUES = tuple(range(100, 140))

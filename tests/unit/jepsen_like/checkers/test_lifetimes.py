@@ -8,14 +8,7 @@ import msgspec
 import pytest
 
 from dledger.jepsen_like.checkers import lifetimes
-from dledger.jepsen_like.history.operation import (
-    NOTHING,
-    F,
-    History,
-    Operation,
-    Outcome,
-    RunHeader,
-)
+from dledger.jepsen_like.history.operation import NOTHING, F, History, Operation, Outcome, RunHeader
 from tests.harness.judged import judged
 from tests.harness.rows import row
 

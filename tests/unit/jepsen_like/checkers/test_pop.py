@@ -29,14 +29,7 @@ from dledger.jepsen_like.checkers.pop_ends import (
     NO_END,
     STALE,
 )
-from dledger.jepsen_like.history.operation import (
-    NOTHING,
-    F,
-    History,
-    Operation,
-    Outcome,
-    RunHeader,
-)
+from dledger.jepsen_like.history.operation import NOTHING, F, History, Operation, Outcome, RunHeader
 from tests.harness.rows import row
 
 SPAN = 100

@@ -153,9 +153,7 @@ async def test_a_server_without_challenges_gets_rocketmqs_form(
 
 
 async def test_no_answer_about_signatures_means_nothing_was_sent(
-    client: RemotingClient,
-    nursery: trio.Nursery,
-    memory_network: Any,
+    client: RemotingClient, nursery: trio.Nursery, memory_network: Any
 ) -> None:
     table = ProcessorTable()
     limiter = Limiter("test", 10)

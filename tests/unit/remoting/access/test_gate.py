@@ -28,6 +28,7 @@ from dledger.remoting.protocol.command import RemotingCommand, request, response
 from dledger.remoting.protocol.outcome import Condition, answer_error, condition_of
 from dledger.remoting.protocol.signature import Credentials
 from dledger.testing.doubles import ManualClock
+from tests.harness.present import present
 
 ACCOUNTS = """\
 global_white_addresses = "10.9.9.9"
@@ -82,8 +83,7 @@ def called(
 
     table = ProcessorTable(gate.guard)
     table.register(command.code, handler, Limiter("test", 1))
-    processor = table.get(command.code)
-    assert processor is not None
+    processor = present(table.get(command.code))
     try:
         connection = SimpleNamespace(peer_address=(host, 1), attributes={})
         answered = processor.handler(connection, command)  # type: ignore[arg-type]  # what a guard reads
@@ -253,8 +253,7 @@ def test_every_handler_of_a_table_with_a_guard_is_guarded(gate: AccessGate) -> N
         table.register(code, lambda _, asked: response_to(asked), Limiter("test", 1))
     for copy in (table, table.without(())):
         for code in copy.codes():
-            processor = copy.get(code)
-            assert processor is not None
+            processor = present(copy.get(code))
             with pytest.raises(AccessRefusedError):
                 processor.handler(SimpleNamespace(peer_address=("10.1.1.1", 1)), request(code))  # type: ignore[arg-type]  # what a guard reads
 
@@ -265,8 +264,7 @@ def test_without_a_guard_the_handler_is_the_handler_itself() -> None:
 
     table = ProcessorTable()
     table.register(FREE, handler, Limiter("test", 1))
-    processor = table.get(FREE)
-    assert processor is not None
+    processor = present(table.get(FREE))
     assert processor.handler is handler
 
 
@@ -293,8 +291,7 @@ def asked(code: int, host: str, guard: LocalAdmin) -> str:
     """Return the refusal of a request of *host*, empty when the handler answered."""
     table = ProcessorTable(guard.guard)
     table.register(code, lambda _, command: response_to(command), Limiter("test", 1))
-    processor = table.get(code)
-    assert processor is not None
+    processor = present(table.get(code))
     connection: Any = SimpleNamespace(peer_address=(host, 1))
     try:
         answered = processor.handler(connection, request(code))

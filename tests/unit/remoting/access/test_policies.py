@@ -125,7 +125,7 @@ def test_an_entry_without_actions_is_refused() -> None:
 
 def test_resources_are_written_as_rocketmq_does() -> None:
     assert [resource_text(text) for text in ("topic:a", "GROUP:b*", "Topic:*", "*")] == [
-        *("Topic:a", "Group:b*", "Topic:*", "*"),
+        *("Topic:a", "Group:b*", "Topic:*", "*")
     ]
 
 
