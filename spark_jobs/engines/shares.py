@@ -6,13 +6,13 @@ the rows it reads, and the facts of a chunk come together in another task. Pure;
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from dledger.jepsen_like.checkers.kernel.cut import (
     ChunkReport,
@@ -317,63 +317,22 @@ def cut_report(queue: Queue, facts: QueueFacts, replicas: Replicas, limit: int |
 # ------------------------------------------------------------------ arrays of 64 bits in few bytes
 
 
-_HEAD: Final = struct.Struct("<BxxxIqq")
-"""Form, length in entries, the first entry, the least difference."""
-_EQUAL_STEPS: Final = 0
-_PLAIN: Final = 8
-_HALVES: Final = 9
-"""Forms; those between are bytes of a difference."""
-_KINDS: Final = {1: np.uint8, 2: np.uint16, 4: np.uint32}
-_HALF_BYTES: Final = 4
-_HALVES_MIN: Final = 64
-"""Entries from which on halves are tried: two heads are 48 bytes."""
+CODEC: Final = "zstd"
+SIZE_BYTES: Final = 8
+"""In front of an array: its length."""
 
 
 def narrowed(array: I64) -> bytes:
-    """Return an array as bytes; see `widened`."""
-    plain = _stepwise(array)
-    if len(plain) <= _HEAD.size + _HALF_BYTES * len(array) or len(array) < _HALVES_MIN:
-        return plain
-    high = _stepwise(array >> 32)
-    if len(high) > _HEAD.size + 2 * len(array):
-        return plain  # a hash
-    halves = high + _stepwise(array & 0xFFFFFFFF)
-    found = _HEAD.pack(_HALVES, len(array), len(high), 0) + halves
-    return found if len(found) < len(plain) else plain
-
-
-def _stepwise(array: I64) -> bytes:
-    size = len(array)
-    if not size:
-        return b""
-    first = int(array[0])
-    steps = np.diff(array)
-    least = int(steps.min()) if size > 1 else 0
-    span = int(steps.max()) - least if size > 1 else 0
-    if span == 0:
-        return _HEAD.pack(_EQUAL_STEPS, size, first, least)
-    for width, kind in _KINDS.items():
-        if span < 1 << (8 * width):
-            return _HEAD.pack(width, size, first, least) + (steps - least).astype(kind).tobytes()
-    return _HEAD.pack(_PLAIN, size, 0, 0) + array.tobytes()
+    """Return an array as bytes: of all steps the lowest byte, then the next, compressed."""
+    steps = np.diff(array, prepend=np.int64(0))
+    planes = np.ascontiguousarray(steps.view(np.uint8).reshape(-1, 8).T)
+    packed_steps: bytes = pa.compress(planes.data, CODEC, asbytes=True)
+    return len(array).to_bytes(SIZE_BYTES, "little") + packed_steps
 
 
 def widened(data: bytes | memoryview) -> npt.NDArray[np.int64]:
-    """Return the array that `narrowed` made bytes of; it may be read-only, over *data*."""
-    if not len(data):
-        return np.zeros(0, dtype=np.int64)
-    form, size, first, least = _HEAD.unpack_from(data)
-    rest = memoryview(data)[_HEAD.size :]
-    if form == _PLAIN:
-        return np.frombuffer(rest, dtype=np.int64)
-    if form == _HALVES:
-        low = widened(rest[first:])
-        return (widened(rest[:first]) << 32) | low
-    steps = np.empty(size, dtype=np.int64)
-    steps[0] = first
-    if form == _EQUAL_STEPS:
-        steps[1:] = least
-    else:
-        np.add(np.frombuffer(rest, dtype=_KINDS[form]), np.int64(least), out=steps[1:])
-    np.cumsum(steps, out=steps)
-    return steps
+    """Return the array that `narrowed` made bytes of."""
+    size = int.from_bytes(data[:SIZE_BYTES], "little")
+    planes = np.frombuffer(pa.decompress(data[SIZE_BYTES:], 8 * size, CODEC), np.uint8)
+    steps = np.ascontiguousarray(planes.reshape(8, size).T).view(np.int64)
+    return np.cumsum(steps)
