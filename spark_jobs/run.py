@@ -199,9 +199,7 @@ def judge_run(
         NoJavaError: Spark is to judge, and there is no Java runtime.
     """
     begin_s = now_s()
-    opened: Callable[[str], _Opened] = _Local(on_rows).open
-    if engine == "spark":
-        opened = _Spark(master, on_spark).open
+    opened = _opener(engine, master, on_rows, on_spark)
 
     def judged(place: Place) -> Outcome:
         folder = place.folder
@@ -251,32 +249,35 @@ _Opened = tuple[Readable, Callable[[Ingested], Source]]
 """A folder of tables, and what makes an engine over them, given their summary."""
 
 
-class _Local:
-    def __init__(self, on_rows: Callable[[int], object]) -> None:
-        self._on_rows = on_rows
+def _opener(
+    engine: Engine,
+    master: str,
+    on_rows: Callable[[int], object],
+    on_spark: Callable[[Any], object],
+) -> Callable[[str], _Opened]:
+    """Return what opens a folder of tables; Spark is started when it opens the first."""
+    if engine == "local":
+        return lambda place: _of_local(Tables(place), on_rows)
+    session: Any = None
 
-    def open(self, place: str) -> _Opened:
-        from dledger.spark_jobs.engines.local import LocalSource
-
-        tables = Tables(place)
-        return tables, lambda counts: LocalSource(tables, self._on_rows, counts.sums)
-
-
-class _Spark:
-    def __init__(self, master: str, on_spark: Callable[[Any], object]) -> None:
-        self._master, self._on_spark = master, on_spark
-        self._session: Any = None
-
-    def open(self, place: str) -> _Opened:
+    def opened(place: str) -> _Opened:
         from dledger.spark_jobs.engines.session import open_session
         from dledger.spark_jobs.engines.spark import SparkSource, open_tables
 
-        if self._session is None:
-            self._session = open_session(self._master)
-            self._on_spark(self._session.sparkContext.statusTracker())
-        session = self._session
+        nonlocal session
+        if session is None:
+            session = open_session(master)
+            on_spark(session.sparkContext.statusTracker())
         tables = open_tables(session, place)
         return tables, lambda counts: SparkSource(session, tables, counts.sums, rows=counts.ops)
+
+    return opened
+
+
+def _of_local(tables: Tables, on_rows: Callable[[int], object]) -> _Opened:
+    from dledger.spark_jobs.engines.local import LocalSource
+
+    return tables, lambda counts: LocalSource(tables, on_rows, counts.sums)
 
 
 def tables_of(folder: Path, report: Callable[[str], object] = lambda _: None) -> Path:

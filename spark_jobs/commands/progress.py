@@ -4,40 +4,19 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Final, Protocol
+from typing import Any, Final
 
 EVERY_S: Final = 2.0
 """Work that takes less time has no line."""
 
 
-class Stage(Protocol):
-    """A stage that runs."""
-
-    @property
-    def numTasks(self) -> int:  # noqa: N802  # Spark's name
-        """How many tasks it has."""
-
-    @property
-    def numCompletedTasks(self) -> int:  # noqa: N802  # Spark's name
-        """How many of them are done."""
-
-
-class StatusTracker(Protocol):
-    """`pyspark.StatusTracker`: which stages run."""
-
-    def getActiveStageIds(self) -> Iterable[int]:  # noqa: N802  # Spark's name
-        """Return the stages that run."""
-
-    def getStageInfo(self, stageId: int) -> Stage | None:  # noqa: N802, N803  # Spark's names
-        """Return how far one is; None when it has been forgotten."""
-
-
-def task_line(tracker: StatusTracker, after_s: float, began_s: dict[int, float]) -> str:
+def task_line(tracker: Any, after_s: float, began_s: dict[int, float]) -> str:
     """Return how far Spark is with what it does now, and how long that takes at this pace.
 
     Args:
+        tracker: A `pyspark.StatusTracker`.
         after_s: Seconds since the command began.
         began_s: Likewise, when each stage was first met; those that are new are added.
     """
@@ -55,13 +34,13 @@ def task_line(tracker: StatusTracker, after_s: float, began_s: dict[int, float])
 @contextmanager
 def task_lines(
     report: Callable[[str], object], every_s: float = EVERY_S
-) -> Iterator[Callable[[StatusTracker], None]]:
+) -> Iterator[Callable[[Any], None]]:
     """Report every two seconds how far Spark is; yield what takes its tracker, once there is one.
 
     A thread does it, since the block waits for Spark; it has ended when the block has.
     """
     over = threading.Event()
-    trackers: list[StatusTracker] = []
+    trackers: list[Any] = []
     stages_s: dict[int, float] = {}
     began_s = time.monotonic()
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Final, Literal
@@ -222,12 +222,10 @@ def cut(ranges: Iterable[QueueRange], messages: int) -> list[QueueRange]:
     ]
 
 
-def between(
-    start: Offsets, end: Offsets, parse: Mapping[str, tuple[str, str, int]]
-) -> list[QueueRange]:
+def between(start: Offsets, end: Offsets) -> list[QueueRange]:
     """Return what lies between two positions of a stream; a new queue begins at 0."""
     return sorted(
-        QueueRange(*parse[name], start.get(name, 0), offset)
+        QueueRange(*parse_queue_name(name), start.get(name, 0), offset)
         for name, offset in end.items()
         if offset > start.get(name, 0)
     )
@@ -247,11 +245,6 @@ def advance(start: Offsets, latest: Offsets, messages: int) -> dict[str, int]:
         given[name] = min(left[name], share, messages)
         messages -= given[name]
     return {name: start.get(name, 0) + given[name] for name in sorted(latest)}
-
-
-def total(ranges: Sequence[QueueRange]) -> int:
-    """Return how many offsets these are."""
-    return sum(one.end - one.begin for one in ranges)
 
 
 FAR: Final = 1 << 62

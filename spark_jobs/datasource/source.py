@@ -55,7 +55,6 @@ from dledger.spark_jobs.datasource.options import (
     chosen,
     cut,
     parse_options,
-    parse_queue_name,
 )
 
 
@@ -180,20 +179,6 @@ class DledgerSource(DataSource):
         return StreamWriter(parse_options(self.options, use="write"), tuple(schema.names))
 
 
-class RangePartition(InputPartition):
-    """One task: offsets of one queue."""
-
-    def __init__(self, one: QueueRange) -> None:
-        super().__init__(one)
-
-
-class SegmentPartition(InputPartition):
-    """One task: a segment."""
-
-    def __init__(self, part: SegmentPart) -> None:
-        super().__init__(part)
-
-
 class BatchReader(DataSourceReader):
     """Reads what is there when the query begins."""
 
@@ -205,11 +190,11 @@ class BatchReader(DataSourceReader):
         """Return one task for each piece of a queue, or for each segment."""
         options, bounds = self._options, self._bounds
         if options.path:
-            return [SegmentPartition(part) for part in parts_of(options, bounds)]
+            return [InputPartition(part) for part in parts_of(options, bounds)]
         with TopicReader(options) as reader:
             ranges = bounds.narrow(chosen(reader.bounds(), options.starting, options.ending))
             ranges = reader.within_times([one for one in ranges if one.begin < one.end], bounds)
-        return [RangePartition(one) for one in cut(ranges, options.partition_messages)]
+        return [InputPartition(one) for one in cut(ranges, options.partition_messages)]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         """Yield the record batches of a task; Spark makes a task of None where there is none."""
@@ -303,9 +288,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
         """Return one task for each piece of a queue between two positions."""
-        names = {name: parse_queue_name(name) for name in end}
-        ranges = between(start, end, names)
-        return [RangePartition(one) for one in cut(ranges, self._options.partition_messages)]
+        pieces = cut(between(start, end), self._options.partition_messages)
+        return [InputPartition(one) for one in pieces]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         """Yield the record batches of a task."""
