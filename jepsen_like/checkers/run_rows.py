@@ -17,7 +17,14 @@ from dledger.jepsen_like.checkers.replicas import ends_of
 from dledger.jepsen_like.checkers.retention import Hole
 from dledger.jepsen_like.checkers.transactions import SYSTEM_TOPICS, transactions_of
 from dledger.jepsen_like.checkers.verdict import Verdict
-from dledger.jepsen_like.history.columns import OPS, NodeKind, chosen, events_of, operations_of
+from dledger.jepsen_like.history.columns import (
+    OPS,
+    NodeKind,
+    chosen,
+    events_of,
+    operations_of,
+    states_of,
+)
 from dledger.jepsen_like.history.operation import (
     NOTHING,
     F,
@@ -25,7 +32,6 @@ from dledger.jepsen_like.history.operation import (
     Operation,
     Outcome,
     ReplicaRead,
-    ReplicaState,
     RunHeader,
 )
 
@@ -92,8 +98,8 @@ class RunRows:
         self._source = source
         self._rows_max = rows_max
         self._progress = progress
-        rows = source.nodes().to_pylist()
-        reads = [row for row in rows if row["kind"] == NodeKind.READ]
+        nodes = source.nodes()
+        reads = [row for row in nodes.to_pylist() if row["kind"] == NodeKind.READ]
         self.heads = [
             ReplicaRead(row["at_ns"], row["node"], row["topic"], row["queue"], row["min_off"], ())
             for row in reads
@@ -108,14 +114,7 @@ class RunRows:
             for row in reads
             if row["cnt"] > 0 and row["topic"] not in SYSTEM_TOPICS
         )
-        self.states = [
-            ReplicaState(
-                row["at_ns"], row["node"], row["applied_index"], row["chain"] % (1 << 64),
-                row["tables"],
-            )
-            for row in rows
-            if row["kind"] == NodeKind.STATE
-        ]  # fmt: skip
+        self.states = states_of(nodes)
         self.replicas = replicas_of(self.heads)
         self.record = record_of(events_of(source.events()), election_ns)
         self.settled = bool(self.heads) if settled is None else settled

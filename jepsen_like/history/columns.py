@@ -170,17 +170,23 @@ def check_numbers(row: Event | ReplicaState | FloorMove) -> None:
         if not -(1 << 31) <= row.queue < 1 << 31:
             raise RowOutOfRangeError(f"queue is {row.queue}")
         _check_words("at_ns", (row.at_ns, row.index, row.min_off))
-        _check_words("position", (getattr(row, name) for name in _NUMBERS_OF_FLOORS))
+        _check_words("position", (getattr(row, name) for name in _FloorRest.__struct_fields__[1:]))
     else:
         _check_words("at_ns", (row.at_ns, row.applied_index))
         if not 0 <= row.chain < 1 << 64:
             raise RowOutOfRangeError(f"chain is {row.chain}, no 64 bits")
 
 
-_NUMBERS_OF_FLOORS: Final = (
-    "position", "end_position", "newest_ms", "stored_ms", "keep_bytes", "keep_ms",
-)  # fmt: skip
-"""What `NODES` has no columns for."""
+class _FloorRest(msgspec.Struct, forbid_unknown_fields=True):
+    """What `NODES` has no columns for."""
+
+    cause: str
+    position: int
+    end_position: int
+    newest_ms: int
+    stored_ms: int
+    keep_bytes: int
+    keep_ms: int
 
 
 def _check_words(name: str, words: Iterable[int]) -> None:
@@ -266,49 +272,29 @@ def nodes_table(
     """
     rows: list[dict[str, Any]] = [
         {
-            **_NODE_BLANK,
+            **msgspec.structs.asdict(state),
             "kind": NodeKind.STATE,
-            "at_ns": state.at_ns,
-            "node": state.node,
-            "applied_index": state.applied_index,
             "chain": state.chain - (1 << 64) if state.chain >> 63 else state.chain,
-            "tables": state.tables,
         }
         for state in states
     ]
     rows += [
-        {
-            **_NODE_BLANK,
-            "kind": NodeKind.READ,
-            "at_ns": read.at_ns,
-            "node": read.node,
-            "topic": read.topic,
-            "queue": read.queue,
-            "min_off": read.min_off,
-            "cnt": len(read.values),
-        }
+        {**msgspec.structs.asdict(read), "kind": NodeKind.READ, "cnt": len(read.values)}
         for read in reads
     ]
-    rows += [
-        {**_NODE_BLANK, **msgspec.structs.asdict(sample), "kind": NodeKind.SAMPLE}
-        for sample in samples
-    ]
-    rows += [
-        {
-            **_NODE_BLANK,
-            "kind": NodeKind.FLOOR,
-            "at_ns": move.at_ns,
-            "node": move.node,
-            "applied_index": move.index,
-            "topic": move.topic,
-            "queue": move.queue,
-            "min_off": move.min_off,
-            "tables": msgspec.json.encode(
-                {name: getattr(move, name) for name in ("cause", *_NUMBERS_OF_FLOORS)}
-            ).decode(),
-        }
-        for move in floors
-    ]
+    rows += [{**msgspec.structs.asdict(sample), "kind": NodeKind.SAMPLE} for sample in samples]
+    for move in floors:
+        fields = msgspec.structs.asdict(move)
+        rest = {name: fields[name] for name in _FloorRest.__struct_fields__}
+        rows.append(
+            {
+                **fields,
+                "kind": NodeKind.FLOOR,
+                "applied_index": move.index,
+                "tables": msgspec.json.encode(rest).decode(),
+            }
+        )
+    rows = [{**_NODE_BLANK, **row} for row in rows]
     return _table_of_rows(NODES, run_id, rows)
 
 
@@ -363,13 +349,7 @@ def history_of(
     """Return the rows that the tables were made of."""
     history = History(header or RunHeader(run_id=""), operations_of(ops, obs))
     history.events = events_of(events)
-    states = [row for row in nodes.to_pylist() if row["kind"] == NodeKind.STATE]
-    history.replica_states = [
-        ReplicaState(
-            row["at_ns"], row["node"], row["applied_index"], row["chain"] % (1 << 64), row["tables"]
-        )
-        for row in states
-    ]
+    history.replica_states = states_of(nodes)
     history.replica_reads = replica_reads_of(nodes, obs)
     history.floors = floors_of(nodes)
     return history
@@ -381,6 +361,16 @@ def events_of(events: Any) -> list[Event]:
     return [Event(*(row[name] for name in names)) for row in events.to_pylist()]
 
 
+def states_of(nodes: Any) -> list[ReplicaState]:
+    """Return how far replicas were when the run was over."""
+    return [
+        ReplicaState(
+            row["at_ns"], row["node"], row["applied_index"], row["chain"] % (1 << 64), row["tables"]
+        )
+        for row in chosen(nodes, nodes.column("kind").to_numpy() == NodeKind.STATE).to_pylist()
+    ]
+
+
 def floors_of(nodes: Any) -> list[FloorMove]:
     """Return how logs and queues came to begin later.
 
@@ -389,26 +379,12 @@ def floors_of(nodes: Any) -> list[FloorMove]:
     rows = chosen(nodes, nodes.column("kind").to_numpy() == NodeKind.FLOOR).to_pylist()
     return [
         FloorMove(
-            at_ns=row["at_ns"],
-            node=row["node"],
             index=row["applied_index"],
-            topic=row["topic"],
-            queue=row["queue"],
-            min_off=row["min_off"],
+            **{name: row[name] for name in ("at_ns", "node", "topic", "queue", "min_off")},
             **msgspec.structs.asdict(msgspec.json.decode(row["tables"], type=_FloorRest)),
         )
         for row in rows
     ]
-
-
-class _FloorRest(msgspec.Struct, forbid_unknown_fields=True):
-    cause: str
-    position: int
-    end_position: int
-    newest_ms: int
-    stored_ms: int
-    keep_bytes: int
-    keep_ms: int
 
 
 def replica_reads_of(nodes: Any, obs: Any) -> list[ReplicaRead]:
