@@ -101,30 +101,20 @@ class Damage:
 
 def choose_byte(rng: Rng, written: Sequence[Stretch], part: Part) -> tuple[str, int]:
     """Return (path, offset) of one byte in *part* of what is written, which is not nothing."""
-    first, last = written[0], written[-1]
-    head_end = min(first.start + SECTOR_BYTES, first.end)
-    tail_start = max(last.start, last.end - SECTOR_BYTES)
-    if part is Part.HEAD:
-        return first.path, first.start + rng.randrange(head_end - first.start)
-    if part is Part.TAIL:
-        return last.path, tail_start + rng.randrange(last.end - tail_start)
-    head = Stretch(first.path, first.start, head_end)
-    tail = Stretch(last.path, tail_start, last.end)
-    between = [piece for stretch in written for piece in _without(stretch, head, tail)]
-    number = rng.randrange(sum(piece.end - piece.start for piece in between or written))
-    for piece in between or written:
-        size = piece.end - piece.start
+    sizes = [stretch.end - stretch.start for stretch in written]
+    end = sum(sizes)
+    head_end, tail_start = min(SECTOR_BYTES, sizes[0]), end - min(SECTOR_BYTES, sizes[-1])
+    low, high = {
+        Part.HEAD: (0, head_end),
+        Part.MIDDLE: (head_end, tail_start),
+        Part.TAIL: (tail_start, end),
+    }[part]
+    number = low + rng.randrange(high - low) if low < high else rng.randrange(end)
+    for stretch, size in zip(written, sizes, strict=True):
         if number < size:
-            return piece.path, piece.start + number
+            return stretch.path, stretch.start + number
         number -= size
     raise AssertionError("the number drawn is less than the sum")
-
-
-def _without(stretch: Stretch, head: Stretch, tail: Stretch) -> Iterator[Stretch]:
-    start = head.end if (stretch.path, stretch.start) == (head.path, head.start) else stretch.start
-    end = tail.start if (stretch.path, stretch.end) == (tail.path, tail.end) else stretch.end
-    if start < end:
-        yield Stretch(stretch.path, start, end)
 
 
 def flipped(rng: Rng, before: bytes) -> bytes:
