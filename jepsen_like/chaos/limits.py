@@ -1,9 +1,9 @@
 """The files and connections a running process may open: lowered, or used up, and put back.
 
-A flood's connections are held by processes with descriptors and loopback addresses of their own. A
-holder ends with the pipe that its parent keeps open.
+A flood's connections are held by a process with descriptors and a loopback address of its own. It
+ends with the pipe that its parent keeps open.
 
-``python -m dledger.jepsen_like.chaos.limits HOST PORT NUMBER SOURCE``: one holder. It writes to
+``python -m dledger.jepsen_like.chaos.limits HOST PORT NUMBER SOURCE``: the holder. It writes to
 stdout, as JSON, how many it opened, and at the end how many of them were never closed on it.
 """
 
@@ -96,11 +96,8 @@ def few_open_files(
             pass  # It has ended, and its limit with it.
 
 
-PER_HOLDER: Final = 5_000
-"""Connections of one holder: one address of loopback has ports for five times as many."""
-
-HOLDERS_MAX: Final = 8
-"""Processes; a flood that needs more is made smaller."""
+CONNECTIONS_MAX: Final = 20_000
+"""One address of loopback has ports for these and some more."""
 
 OWN_FILES: Final = 64
 """Descriptors of a holder that are no connections."""
@@ -118,47 +115,29 @@ class Flood:
     """What became of a flood.
 
     Attributes:
-        wanted: As many as the descriptors of this machine's processes allow.
+        wanted: As many as one process may open.
         opened: As many as were accepted, by the kernel at least.
-        kept: As many of these as the other side had not closed in the end.
-        lost: As many as a holder had that ended before it counted them.
+        kept: As many of these as the other side had not closed in the end; None: the holder ended
+            before it counted them.
     """
 
     asked: int
     wanted: int = 0
     opened: int = 0
-    kept: int = 0
-    lost: int = 0
+    kept: int | None = None
 
     def __str__(self) -> str:
         """Return it in one line, for the detail of an event."""
-        fewer = "" if self.wanted == self.asked else f" instead of {self.asked} (descriptors)"
-        closed = self.opened - self.kept - self.lost
-        lost = f", {self.lost} lost with their process" if self.lost else ""
-        return (
-            f"{self.opened} of {self.wanted} connections{fewer}, "
-            f"{closed} closed by the broker{lost}"
-        )
+        fewer = "" if self.wanted == self.asked else f" instead of {self.asked}"
+        closed = "their process ended"
+        if self.kept is not None:
+            closed = f"{self.opened - self.kept} closed by the broker"
+        return f"{self.opened} of {self.wanted} connections{fewer}, {closed}"
 
 
-def shares(number: int, files_max: int) -> list[int]:
-    """Return how many connections each holder opens, with at most *files_max* files each."""
-    each = max(0, min(PER_HOLDER, files_max - OWN_FILES))
-    if not each or number <= 0:
-        return []
-    holders = min(HOLDERS_MAX, -(-number // each))
-    number = min(number, holders * each)
-    return [number // holders + (place < number % holders) for place in range(holders)]
-
-
-def source_for(host: str, place: int) -> str:
+def source_for(host: str) -> str:
     """Return the address a holder connects from; empty, any, where *host* is not on loopback."""
-    return f"127.7.0.{place + 1}" if host.startswith("127.") else ""
-
-
-def files_max() -> int:
-    """Return how many files a holder may have: its soft limit is raised to the hard one."""
-    return resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    return "127.7.0.1" if host.startswith("127.") else ""
 
 
 @contextmanager
@@ -167,28 +146,21 @@ def idle_connections(host: str, port: int, number: int) -> Iterator[Flood]:
 
     Blocks for up to `OPEN_WITHIN_S` and some: use it from a worker thread.
 
-    Raises FaultError: the holders cannot be started or do not answer; none is left.
+    Raises FaultError: the holder cannot be started or does not answer; it has ended.
     """
-    parts = shares(number, files_max())
-    flood = Flood(number, sum(parts))
-    holders: list[subprocess.Popen[str]] = []
-    opened: list[int] = []
+    _, files_max = resource.getrlimit(resource.RLIMIT_NOFILE)  # a holder takes all it may have
+    flood = Flood(number, max(0, min(number, CONNECTIONS_MAX, files_max - OWN_FILES)))
+    holder = _start_holder(host, port, flood.wanted, source_for(host))
     try:
-        for place, part in enumerate(parts):
-            holders.append(_start_holder(host, port, part, source_for(host, place)))
-        opened = [_count(holder) for holder in holders]
-        flood.opened = sum(opened)
+        flood.opened = _count(holder)
         yield flood
     finally:
-        for holder in holders:
-            _let_go(holder)
-        for holder, held in zip(holders, opened, strict=False):
-            try:
-                flood.kept += _count(holder)
-            except FaultError:
-                flood.lost += held
-        for holder in holders:
-            _end(holder)
+        assert holder.stdin is not None
+        with suppress(OSError):
+            holder.stdin.close()
+        with suppress(FaultError):
+            flood.kept = _count(holder)
+        _end(holder)
 
 
 def _start_holder(host: str, port: int, number: int, source: str) -> subprocess.Popen[str]:
@@ -210,12 +182,6 @@ def _count(holder: subprocess.Popen[str]) -> int:
     if not line:
         raise FaultError("a process that held connections ended too soon")
     return int(json.loads(line))
-
-
-def _let_go(holder: subprocess.Popen[str]) -> None:
-    assert holder.stdin is not None
-    with suppress(OSError):
-        holder.stdin.close()
 
 
 def _end(holder: subprocess.Popen[str]) -> None:
