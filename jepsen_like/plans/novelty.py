@@ -95,18 +95,7 @@ def cost_of(plan: Plan) -> float:
 
 
 def _rate(workload: Workload) -> float:
-    clients = (
-        workload.producers
-        + workload.consumers
-        + workload.readers
-        + workload.lockers
-        + workload.filterers
-        + workload.receivers
-        + workload.steppers
-        + workload.expirers
-        + 2 * workload.push_members
-    )
-    return 1000 * clients / workload.interval_ms
+    return 1000 * (workload.clients + 2 * workload.push_members) / workload.interval_ms
 
 
 class Counts(Protocol):

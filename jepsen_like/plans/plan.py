@@ -294,6 +294,11 @@ class Workload(msgspec.Struct, frozen=True):
     expirers: int = 0
 
     @property
+    def clients(self) -> int:
+        """How many act by the interval: all but members of push groups."""
+        return sum(getattr(self, name) for name in CLIENTS)
+
+    @property
     def fits_proxies(self) -> bool:
         """Whether all that producers send can go through a proxy: plain messages and batches."""
         return not (
@@ -304,6 +309,12 @@ class Workload(msgspec.Struct, frozen=True):
             or self.idempotent
         )
 
+
+CLIENTS: Final = (
+    *("producers", "consumers", "readers", "lockers", "filterers"),
+    *("receivers", "steppers", "expirers"),
+)
+"""Fields of a workload that say how many clients of a kind act by the interval."""
 
 LATER_FIELDS: Final = (
     ("workload", "timer_roll_s"),

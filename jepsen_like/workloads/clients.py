@@ -30,9 +30,8 @@ from dledger.jepsen_like.workloads.producers import ATTEMPT_TIMEOUT_S, SEND_TIME
 from dledger.jepsen_like.workloads.receivers import Receivers
 from dledger.jepsen_like.workloads.recorder import BROKER, TOPIC, Recorder, Stage, unrecorded
 from dledger.jepsen_like.workloads.steps import Steps
-from dledger.jepsen_like.workloads.through import Through
+from dledger.jepsen_like.workloads.through import Ends, Role, Through
 from dledger.jepsen_like.workloads.transactions import Transactions
-from dledger.settings.text import parse_delay_levels
 
 SET_UP_S: Final = 120.0
 """A healthy cluster has a leader and the topic within this."""
@@ -67,32 +66,33 @@ class WorkloadClients(Recorder):
         through: Through | None = None,
     ) -> None:
         super().__init__(stage, plan, history, broker=broker, topic=topic, record=record)
-        self._consumers = Consumers(self)
-        self._lockers = Lockers(self, plan.seed, lease_s=plan.settings.lock_lease_ms / 1000)
         halves = ProducerConfig(
             send_timeout_s=SEND_TIMEOUT_S,
             attempt_timeout_s=ATTEMPT_TIMEOUT_S,
             compress_over_bytes=None,
         )
+        self._consumers = Consumers(self)
         self._transactions = Transactions(self, halves)
-        self._filterers = Filterers(self, plan.seed)
-        self._receivers = Receivers(
-            self, plan.seed, is_sharing=plan.workload.shared_receivers, through=through
+        self._producers = Producers(self, self._transactions, through)
+        self._roles: tuple[tuple[Role, ...], ...] = (
+            (self._transactions,),
+            (self._producers,),
+            (self._consumers, Retriers(self)),
+            (Filterers(self),),
+            (Receivers(self, through),),
+            (Steps(self),),
+            (Lifetimes(self),),
+            (Lockers(self),),
         )
-        self._steps = Steps(self)
-        self._lifetimes = Lifetimes(self)
-        self._producers = Producers(self, stage, plan, self._transactions, through)
-        self._retriers = Retriers(
-            self,
-            plan.seed,
-            plan.workload.send_back_per_mille,
-            parse_delay_levels(plan.settings.delay_levels),
-            shows_origin=not plan.workload.hostile_per_mille,
-        )
+        """In the order in which they begin; those together begin by turns."""
         self.ready = trio.Event()
         self._ends: dict[MessageQueue, int] = {}
         self.drained: dict[MessageQueue, tuple[int, tuple[int, ...]]] = {}
         """First offset and values of each queue, as `drain` read them."""
+
+    @property
+    def _used(self) -> list[Role]:
+        return [role for roles in self._roles for role in roles if role.count]
 
     # -- start and end -----------------------------------------------------------------------------
 
@@ -102,35 +102,17 @@ class WorkloadClients(Recorder):
         assert instance is not None
         if not self.ready.is_set():  # else it was killed since
             await self._set_up(instance)
-            if self._plan.workload.steppers:
-                await self._steps.make_topic(instance)
-            if self._plan.workload.expirers:
-                await self._lifetimes.make_topic(instance)
-            if self._plan.workload.receivers:
-                await self._receivers.make_groups(instance)
+            for role in self._used:
+                await role.set_up(instance)
             self.ready.set()
         self._consumers.client_id = instance.client_id
         self._producers.wall_ms = instance.clock.wall_ms
-        workload = self._plan.workload
         async with trio.open_nursery() as nursery:
-            if workload.transactions_per_mille:
-                nursery.start_soon(self._transactions.serve, instance)
-            for index in range(workload.producers):
-                nursery.start_soon(self._producers.produce, instance, index)
-            for index in range(workload.consumers):
-                nursery.start_soon(self._consumers.consume, instance, index)
-                if workload.send_back_per_mille:
-                    nursery.start_soon(self._retriers.consume, instance, index)
-            for index in range(workload.filterers):
-                nursery.start_soon(self._filterers.consume, instance, index)
-            for index in range(workload.receivers):
-                nursery.start_soon(self._receivers.consume, instance, index)
-            for index in range(workload.steppers):
-                nursery.start_soon(self._steps.consume, instance, index)
-            for index in range(workload.expirers):
-                nursery.start_soon(self._lifetimes.act, instance, index)
-            if workload.lockers:
-                nursery.start_soon(self._lockers.run, instance, workload.lockers)
+            for roles in self._roles:
+                for index in range(max(role.count for role in roles)):
+                    for role in roles:
+                        if index < role.count:
+                            nursery.start_soon(role.act, instance, index)
         await trio.sleep_forever()  # the instance is still needed, to drain
 
     async def run_readers(self, node: Machine) -> None:
@@ -138,9 +120,9 @@ class WorkloadClients(Recorder):
         instance = node.instance
         assert instance is not None
         async with trio.open_nursery() as nursery:
-            if self._plan.workload.transactions_per_mille:
+            if self.plan.workload.transactions_per_mille:
                 nursery.start_soon(self._transactions.answer, instance)
-            for index in range(self._plan.workload.readers):
+            for index in range(self.plan.workload.readers):
                 nursery.start_soon(self._read, instance, index)
 
     async def run_doubles(self, node: Machine) -> None:
@@ -151,7 +133,7 @@ class WorkloadClients(Recorder):
         own, instance.client_id = instance.client_id, self._consumers.client_id
         try:
             async with trio.open_nursery() as nursery:
-                for index in range(self._plan.workload.consumers):
+                for index in range(self.plan.workload.consumers):
                     nursery.start_soon(self._consumers.double, instance, index)
         finally:
             instance.client_id = own
@@ -187,13 +169,13 @@ class WorkloadClients(Recorder):
                         return
                 except MQError:
                     pass  # the cluster is still finding its leader
-                await self._stage.sleep(0.5)
+                await self.stage.sleep(0.5)
 
     # -- readers ---------------------------------------------------------------------------
 
     async def _read(self, instance: ClientInstance, index: int) -> None:
         rng = self.rng_of("reader", index)
-        consumers = self._plan.workload.consumers
+        consumers = self.plan.workload.consumers
         watched = f"consumers-{index % consumers}" if consumers > index else f"readers-{index}"
         async with PullConsumer(instance, watched) as consumer:
             ends = dict.fromkeys(self.queues, 0)
@@ -224,7 +206,7 @@ class WorkloadClients(Recorder):
             except MQError:
                 return  # no NameServer answers
             instance.leaders.learn(broker, address, instance.leaders.term(broker))
-            group = "consumers-0" if self._plan.workload.consumers else "readers-0"
+            group = "consumers-0" if self.plan.workload.consumers else "readers-0"
             async with PullConsumer(instance, group) as consumer, trio.open_nursery() as nursery:
                 for _ in range(reads):
                     queue = self.queues[rng.randrange(len(self.queues))]
@@ -248,7 +230,7 @@ class WorkloadClients(Recorder):
         """
         async with PullConsumer(instance, "drain") as consumer:
             process = self.new_process()
-            ends: dict[MessageQueue, tuple[int, int]] = {}
+            ends: Ends = {}
             for queue in self.queues:
                 begin = offset = await consumer.min_offset(queue)
                 last = await self.max_offset(consumer, process, queue)
@@ -264,14 +246,8 @@ class WorkloadClients(Recorder):
                     values += op.values
                 self.drained[queue] = (begin, tuple(values))
                 ends[queue] = (begin, end)
-            if self._plan.workload.send_back_per_mille:
-                await self._retriers.drain(consumer)
-        if self._plan.workload.receivers:
-            await self._receivers.drain(instance, ends)
-        if self._plan.workload.steppers:
-            await self._steps.drain(instance)
-        if self._plan.workload.expirers:
-            await self._lifetimes.drain(instance)
+        for role in self._used:
+            await role.drain(instance, ends)
         await self._read_offsets(instance, process)
 
     async def drain_on(self, machine: Machine) -> None:

@@ -47,10 +47,11 @@ from dledger.jepsen_like.history.operation import NOTHING, F, Operation, Outcome
 from dledger.jepsen_like.nemesis.ground import Moment
 from dledger.jepsen_like.seeded_rng import SimRng, rng_stream
 from dledger.jepsen_like.workloads.recorder import Recorder, value_of
-from dledger.jepsen_like.workloads.through import read_queue
+from dledger.jepsen_like.workloads.through import Ends, Role, read_queue
 from dledger.remoting.protocol.codes import RequestCode
 from dledger.remoting.protocol.headers import ConsumerSendMsgBackHeader
 from dledger.remoting.protocol.outcome import outcome_of
+from dledger.settings.text import parse_delay_levels
 
 ASK_AGAIN_S: Final = 0.5
 """Pause before a consumer asks again where it may begin."""
@@ -63,14 +64,16 @@ FIRST_RETRY_LEVEL: Final = 3
 Offsets = dict[MessageQueue, int]
 
 
-class Consumers:
+class Consumers(Role):
     """The consumers of a run, by number.
 
     *ask_first*: those that start from now on begin where they committed, not where they know.
     """
 
+    field = "consumers"
+
     def __init__(self, clients: Recorder) -> None:
-        self._clients = clients
+        super().__init__(clients)
         self._tried: dict[int, Offsets] = {}
         self._waking: trio.Event | None = None
         self._in_hand = 0
@@ -106,7 +109,7 @@ class Consumers:
 
     # -- working ---------------------------------------------------------------------------
 
-    async def consume(self, instance: ClientInstance, index: int) -> None:
+    async def act(self, instance: ClientInstance, index: int) -> None:
         """Be consumer *index* until it is over."""
         async with PullConsumer(instance, f"consumers-{index}") as consumer:
             tried = self._tried_by(index)
@@ -205,31 +208,25 @@ def retry_delay_ms(tries: int, levels_ms: Sequence[int]) -> int:
     return levels_ms[min(FIRST_RETRY_LEVEL + tries, len(levels_ms)) - 1]
 
 
-class Retriers:
-    """Consumers that give messages back, each a group of its own.
+class Retriers(Role):
+    """Consumers that give messages back, each a group of its own."""
 
-    *shows_origin*: producers write none of the properties that brokers add to what is given back.
-    """
+    field = "consumers"
 
-    def __init__(
-        self,
-        clients: Recorder,
-        seed: int,
-        per_mille: int,
-        levels_ms: Sequence[int],
-        *,
-        shows_origin: bool,
-    ) -> None:
-        self._clients = clients
-        self._seed = seed
-        self._per_mille = per_mille
-        self._levels_ms = levels_ms
-        self._shows_origin = shows_origin
+    def __init__(self, clients: Recorder) -> None:
+        super().__init__(clients)
+        self._per_mille = clients.plan.workload.send_back_per_mille
+        self._levels_ms = parse_delay_levels(clients.plan.settings.delay_levels)
         self._groups: dict[str, None] = {}
 
-    async def consume(self, instance: ClientInstance, index: int) -> None:
+    @property
+    def count(self) -> int:
+        """As many as consumers, where messages are given back."""
+        return super().count if self._per_mille else 0
+
+    async def act(self, instance: ClientInstance, index: int) -> None:
         """Be consumer *index* until it is over."""
-        clients, rng = self._clients, rng_stream(self._seed, "retrier", index)
+        clients, rng = self._clients, rng_stream(self._clients.plan.seed, "retrier", index)
         process = clients.new_process()
         offsets: dict[MessageQueue, int] = {}
         group = f"{GROUPS}{index}"
@@ -294,12 +291,12 @@ class Retriers:
                 raise RequestFailedError(answer.remark or "", code=answer.code)
         return op
 
-    async def drain(self, consumer: PullConsumer) -> None:
+    async def drain(self, instance: ClientInstance, ends: Ends) -> None:
         """Read what came of it all, one row for each copy.
 
         Raises ClientError: the healed cluster does not serve.
         """
-        process = self._clients.new_process()
+        consumer, process = PullConsumer(instance, "drain"), self._clients.new_process()
         prefixes = (RETRY_PREFIX, DEAD_PREFIX)
         for group, prefix in [(group, prefix) for group in self._groups for prefix in prefixes]:
             topic = prefix + group
@@ -320,7 +317,9 @@ class Retriers:
         op = self._returned(process, group, queue, value, tries, 0)
         self._clients.seen(op, message)
         origin = message.properties.get(PROPERTY_RETRY_TOPIC)
-        if self._shows_origin and origin != self._clients.topic:
+        # Hostile producers write the properties that brokers add to what is given back.
+        is_hostile = bool(self._clients.plan.workload.hostile_per_mille)
+        if not is_hostile and origin != self._clients.topic:
             op.err = op.err or PROPERTIES
 
     def _returned(
@@ -345,16 +344,14 @@ def _expression(chosen: Filter) -> SubscriptionExpression:
     return SubscriptionExpression.by_tag(chosen.text)
 
 
-class Filterers:
+class Filterers(Role):
     """Consumers with an expression each."""
 
-    def __init__(self, clients: Recorder, seed: int) -> None:
-        self._clients = clients
-        self._seed = seed
+    field = "filterers"
 
-    async def consume(self, instance: ClientInstance, index: int) -> None:
+    async def act(self, instance: ClientInstance, index: int) -> None:
         """Be consumer *index* until it is over."""
-        clients, rng = self._clients, rng_stream(self._seed, "filterer", index)
+        clients, rng = self._clients, rng_stream(self._clients.plan.seed, "filterer", index)
         number = index % len(FILTERS)
         wanted = _expression(FILTERS[number])
         offsets = dict.fromkeys(clients.queues, 0)
@@ -410,26 +407,28 @@ RENEW, COMMIT, FETCH, UNLOCK, STAND_STILL = 0.35, 0.70, 0.80, 0.88, 0.96
 """Where the shares of what a holder does end, in a draw from 0 to 1; the rest forgets its lock."""
 
 
-class Lockers:
-    """The lockers of a run: all of one group, each a client of its own.
+class Lockers(Role):
+    """The lockers of a run: all of one group, each a client of its own."""
 
-    *lease_s*: how long brokers let a lock last.
-    """
+    field = "lockers"
 
-    def __init__(self, clients: Recorder, seed: int, *, lease_s: float) -> None:
-        self._clients = clients
-        self._seed = seed
-        self._lease_s = lease_s
+    def __init__(self, clients: Recorder) -> None:
+        super().__init__(clients)
         self._committed: Counter[MessageQueue] = Counter()
 
-    async def run(self, instance: ClientInstance, count: int) -> None:
-        """Let *count* lockers work until it is over."""
+    @property
+    def count(self) -> int:
+        """One, which lets all work: they share the consumer of their group."""
+        return min(1, super().count)
+
+    async def act(self, instance: ClientInstance, index: int) -> None:
+        """Let all lockers work until it is over."""
         async with PullConsumer(instance, LOCKERS) as consumer, trio.open_nursery() as nursery:
-            for index in range(count):
-                nursery.start_soon(self._work, instance, consumer, index)
+            for number in range(super().count):
+                nursery.start_soon(self._work, instance, consumer, number)
 
     async def _work(self, instance: ClientInstance, consumer: PullConsumer, index: int) -> None:
-        rng = rng_stream(self._seed, "locker", index)
+        rng = rng_stream(self._clients.plan.seed, "locker", index)
         while not self._clients.is_over:
             process = self._clients.new_process()
             # A process of the history is one holder, also for the broker.
@@ -456,7 +455,8 @@ class Lockers:
                 return
 
     async def _stand_still(self, rng: SimRng) -> None:
-        left_s = self._lease_s * (0.5 + 1.5 * rng.random())
+        lease_s = self._clients.plan.settings.lock_lease_ms / 1000
+        left_s = lease_s * (0.5 + 1.5 * rng.random())
         while left_s > 0 and not self._clients.is_over:
             await self._clients.sleep(min(left_s, STILL_STEP_S))
             left_s -= STILL_STEP_S

@@ -16,7 +16,7 @@ from dledger.client.producer.producer import Producer
 from dledger.jepsen_like.history.operation import F, Operation, Outcome
 from dledger.jepsen_like.workloads.producers import ATTEMPT_TIMEOUT_S, SEND_TIMEOUT_S
 from dledger.jepsen_like.workloads.recorder import VALUE_BYTES, Recorder, value_of
-from dledger.jepsen_like.workloads.through import make_topic
+from dledger.jepsen_like.workloads.through import Ends, Role, make_topic
 
 OUTPUT_SUFFIX: Final = "-perishable"
 """Ends the name of the topic that these clients use."""
@@ -33,14 +33,16 @@ WAIT_S: Final = 1.0
 INVISIBLE_S: Final = 3.0
 
 
-class Lifetimes:
+class Lifetimes(Role):
     """The clients of a run that send messages with a time to live."""
 
+    field = "expirers"
+
     def __init__(self, clients: Recorder) -> None:
-        self._clients = clients
+        super().__init__(clients)
         self.topic = clients.topic + OUTPUT_SUFFIX
 
-    async def make_topic(self, instance: ClientInstance) -> None:
+    async def set_up(self, instance: ClientInstance) -> None:
         """Make the topic; return when clients know its queues."""
         await make_topic(self._clients, instance, self.topic, QUEUES)
 
@@ -128,7 +130,7 @@ class Lifetimes:
             pass  # it comes again
         return op
 
-    async def drain(self, instance: ClientInstance) -> None:
+    async def drain(self, instance: ClientInstance, ends: Ends) -> None:
         """Pull everything that has not expired. Raises ClientError: A request was refused."""
         consumer, process = PullConsumer(instance, "perishable-drain"), self._clients.new_process()
         for queue in self._queues():

@@ -263,8 +263,7 @@ def workload_for(name: str, rate: float) -> Workload:
     Raises KeyError: there is none of that name.
     """
     workload = PRESETS[name].workload
-    clients = sum(getattr(workload, name) for name in SIMULATED_CLIENTS if name != "push_members")
-    clients += workload.consumers if workload.send_back_per_mille else 0
+    clients = workload.clients + (workload.consumers if workload.send_back_per_mille else 0)
     return msgspec.structs.replace(
         workload, interval_ms=max(1, round(1000 * clients / max(rate, 1.0)))
     )

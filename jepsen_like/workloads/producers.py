@@ -38,9 +38,8 @@ from dledger.jepsen_like.workloads.recorder import (
     CONTENT_PROPERTY,
     VALUE_BYTES,
     Recorder,
-    Stage,
 )
-from dledger.jepsen_like.workloads.through import Sender, Through
+from dledger.jepsen_like.workloads.through import Role, Sender, Through
 from dledger.jepsen_like.workloads.transactions import Transactions
 from dledger.settings.text import parse_delay_levels
 
@@ -75,22 +74,17 @@ class Waiting:
     due_ns: int
 
 
-class Producers:
-    """
-    The producers of a run, by number; what *transactions* is for sends those that are transactions.
-    """
+class Producers(Role):
+    """The producers of a run, by number; *transactions*: what sends those that are transactions."""
+
+    field = "producers"
 
     def __init__(
-        self,
-        clients: Recorder,
-        stage: Stage,
-        plan: Plan,
-        transactions: Transactions,
-        through: Through | None = None,
+        self, clients: Recorder, transactions: Transactions, through: Through | None
     ) -> None:
-        self._clients = clients
+        super().__init__(clients)
+        plan, self._stage = clients.plan, clients.stage
         self._through = through
-        self._stage = stage
         self._workload = plan.workload
         self._transactions = transactions
         self._hostile = HostileMessages(plan.seed, plan.workload.hostile_per_mille)
@@ -99,7 +93,7 @@ class Producers:
         self._timer_delay_max_ms = timer_delay_max_ms(plan.workload)
         self.wall_ms: Callable[[], int] = lambda: 0
 
-    async def produce(self, instance: ClientInstance, index: int) -> None:
+    async def act(self, instance: ClientInstance, index: int) -> None:
         """Send until the run is over, as one producer after the other where they are replaced."""
         rng = self._clients.rng_of("producer", index)
         workload = self._workload

@@ -35,7 +35,14 @@ from dledger.jepsen_like.checkers.retries import DEAD_PREFIX
 from dledger.jepsen_like.history.operation import NOTHING, F, Operation, Outcome
 from dledger.jepsen_like.seeded_rng import SimRng, rng_stream
 from dledger.jepsen_like.workloads.recorder import Recorder, value_of
-from dledger.jepsen_like.workloads.through import Received, ReceivingConsumer, Through, read_queue
+from dledger.jepsen_like.workloads.through import (
+    Ends,
+    Received,
+    ReceivingConsumer,
+    Role,
+    Through,
+    read_queue,
+)
 from dledger.remoting.protocol.bodies import SubscriptionGroupConfig
 from dledger.remoting.protocol.codes import RequestCode, ResponseCode
 from dledger.remoting.protocol.pop_requests import ReceiptHandle
@@ -65,29 +72,17 @@ DRAINERS: Final = 4
 """How many receive the rest at the same time: one alone gets 600 messages a second."""
 
 
-class Receivers:
-    """The receivers of a run.
+class Receivers(Role):
+    """The receivers of a run; *through*: what they go through, None: the SDK."""
 
-    Args:
-        is_sharing: Those of the first group on one machine use one consumer.
-        through: What they go through; None: the SDK.
-    """
+    field = "receivers"
 
-    def __init__(
-        self,
-        clients: Recorder,
-        seed: int,
-        *,
-        is_sharing: bool = False,
-        through: Through | None = None,
-    ) -> None:
-        self._clients = clients
-        self._seed = seed
-        self._is_sharing = is_sharing
+    def __init__(self, clients: Recorder, through: Through | None) -> None:
+        super().__init__(clients)
         self._through = through
         self._shared: tuple[ClientInstance, ReceivingConsumer[Any]] | None = None
 
-    async def make_groups(self, instance: ClientInstance) -> None:
+    async def set_up(self, instance: ClientInstance) -> None:
         """Let the groups give messages up after a few times; return when that is stored."""
         for group in (GROUP, GROUP + IN_ORDER_SUFFIX):
             config = SubscriptionGroupConfig(
@@ -112,9 +107,9 @@ class Receivers:
                     pass  # the cluster is still finding its leader
                 await self._clients.sleep(ASK_AGAIN_S)
 
-    async def consume(self, instance: ClientInstance, index: int) -> None:
+    async def act(self, instance: ClientInstance, index: int) -> None:
         """Be receiver *index* until it is over."""
-        clients, rng = self._clients, rng_stream(self._seed, "receiver", index)
+        clients, rng = self._clients, rng_stream(self._clients.plan.seed, "receiver", index)
         consumer = self._consumer_of(instance, index)
         used: deque[Received] = deque(maxlen=USED_RECEIPTS)
         process = clients.new_process()
@@ -128,7 +123,7 @@ class Receivers:
             group = GROUP + IN_ORDER_SUFFIX if in_order else GROUP
             broker_name = self._clients.queues[0].broker_name
             return self._through.consumer(index, group, self._clients.topic, broker_name)
-        if in_order or not self._is_sharing:
+        if in_order or not self._clients.plan.workload.shared_receivers:
             return self._consumer(instance, in_order=in_order)
         if self._shared is None or self._shared[0] is not instance:
             self._shared = (instance, self._consumer(instance, in_order=False))
@@ -254,9 +249,7 @@ class Receivers:
         op.group, op.off, op.txn = consumer.group, message.queue_offset, _number(message.receipt)
         return op
 
-    async def drain(
-        self, instance: ClientInstance, ends: dict[MessageQueue, tuple[int, int]]
-    ) -> None:
+    async def drain(self, instance: ClientInstance, ends: Ends) -> None:
         """Receive and acknowledge everything; the cluster serves, and nothing comes any more.
 
         Raises ClientError: a request was refused.
@@ -284,7 +277,7 @@ class Receivers:
         self,
         consumer: SimpleConsumer,
         reader: PullConsumer,
-        ends: dict[MessageQueue, tuple[int, int]],
+        ends: Ends,
         refused: list[ClientError],
     ) -> None:
         """Receive and acknowledge until the group has everything, or a request was *refused*."""
@@ -322,9 +315,7 @@ class Receivers:
         op.cnt, op.max_off = message.reconsume_times, message.queue_offset
         self._clients.end(op)
 
-    async def _is_done(
-        self, reader: PullConsumer, ends: dict[MessageQueue, tuple[int, int]]
-    ) -> bool:
+    async def _is_done(self, reader: PullConsumer, ends: Ends) -> bool:
         for queue, (_, end) in ends.items():
             if end and await reader.committed_offset(queue) != end:
                 return False

@@ -235,8 +235,8 @@ class Recorder:
         topic: str = TOPIC,
         record: Callable[[Operation], None] = unrecorded,
     ) -> None:
-        self._stage = stage
-        self._plan = plan
+        self.stage = stage
+        self.plan = plan
         self._record = record
         self.history = history
         self.counts: Counter[str] = Counter()
@@ -255,7 +255,7 @@ class Recorder:
     def rng_of(self, role: str, index: int) -> SimRng:
         """Return chance for the next run of a client: a killed one does not repeat itself."""
         self._lives[role, index] += 1
-        return rng_stream(self._plan.seed, role, index, self._lives[role, index])
+        return rng_stream(self.plan.seed, role, index, self._lives[role, index])
 
     # -- rows ------------------------------------------------------------------------------
 
@@ -267,7 +267,7 @@ class Recorder:
     @property
     def now_ns(self) -> int:
         """The history's clock."""
-        return round(self._stage.elapsed_s * 1e9)
+        return round(self.stage.elapsed_s * 1e9)
 
     def begin(self, process: int, f: F, queue: MessageQueue | None = None) -> Operation:
         """Return the row of an operation that is called now."""
@@ -378,7 +378,7 @@ class Recorder:
         """Begin nothing new; return when everything begun has ended."""
         self._is_over = True
         while self._busy:
-            await self._stage.sleep(0.1)
+            await self.stage.sleep(0.1)
 
     @property
     def is_over(self) -> bool:
@@ -396,16 +396,16 @@ class Recorder:
 
     async def sleep(self, seconds: float) -> None:
         """Let time pass."""
-        await self._stage.sleep(seconds)
+        await self.stage.sleep(seconds)
 
     async def pause(self, rng: SimRng) -> bool:
         """Wait between two operations; false when it is over."""
-        await self._stage.sleep(rng.expovariate(1000.0 / self._plan.workload.interval_ms))
+        await self.stage.sleep(rng.expovariate(1000.0 / self.plan.workload.interval_ms))
         return not self._is_over
 
     async def rest(self, rng: SimRng) -> bool:
         """Wait for much longer now and then; false when it is over."""
-        rests = self._plan.workload.rest_per_mille
+        rests = self.plan.workload.rest_per_mille
         if rests and rng.randrange(1000) < rests:
             for _ in range(REST_FACTOR - 1):
                 if not await self.pause(rng):

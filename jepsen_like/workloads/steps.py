@@ -20,7 +20,7 @@ from dledger.client.core.route import MessageQueue
 from dledger.jepsen_like.history.operation import NOTHING, F, Operation
 from dledger.jepsen_like.seeded_rng import SimRng
 from dledger.jepsen_like.workloads.recorder import Recorder
-from dledger.jepsen_like.workloads.through import make_topic, read_queue
+from dledger.jepsen_like.workloads.through import Ends, Role, make_topic, read_queue
 
 GROUP: Final = "steppers"
 OUTPUT_SUFFIX: Final = "-steps"
@@ -47,18 +47,20 @@ _Span = tuple[int, int, int]
 """Where the step begins, its first message, and its end."""
 
 
-class Steps:
+class Steps(Role):
     """The consumers by step of a run."""
 
+    field = "steppers"
+
     def __init__(self, clients: Recorder) -> None:
-        self._clients = clients
+        super().__init__(clients)
         self.output = clients.topic + OUTPUT_SUFFIX
 
-    async def make_topic(self, instance: ClientInstance) -> None:
+    async def set_up(self, instance: ClientInstance) -> None:
         """Make the topic that steps send to; return when clients know its queues."""
         await make_topic(self._clients, instance, self.output, OUTPUT_QUEUES)
 
-    async def consume(self, instance: ClientInstance, index: int) -> None:
+    async def act(self, instance: ClientInstance, index: int) -> None:
         """Be consumer *index* until it is over."""
         clients, rng = self._clients, self._clients.rng_of("stepper", index)
         # Not opened: consumers of one instance are of one group, which it has once.
@@ -129,7 +131,7 @@ class Steps:
                         step.send(Message(self.output, body), to)
                     step.commit(queue, op.max_off)
 
-    async def drain(self, instance: ClientInstance) -> None:
+    async def drain(self, instance: ClientInstance, ends: Ends) -> None:
         """Read all outputs and what is committed; the cluster serves, and no step begins any more.
 
         Raises ClientError: a request was refused.

@@ -1,4 +1,4 @@
-"""What producers and receivers of a workload act with: the SDK, or a proxy (`Through`).
+"""What clients of a run are (`Role`), and what some act with: the SDK, or a proxy (`Through`).
 
 `Producer` and `SimpleConsumer` of the SDK are a `Sender` and a `ReceivingConsumer`; so is what
 speaks to a proxy. Errors are those of the SDK, so that one table of outcomes holds for all. A part
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, ClassVar, Final, Protocol, TypeVar
 
 from dledger.client.admin.admin import Admin
 from dledger.client.consumer.pull_consumer import PullConsumer
@@ -141,3 +141,37 @@ async def read_queue(
             found(message)
         offset = result.next_begin_offset
     return begin
+
+
+Ends = dict[MessageQueue, tuple[int, int]]
+"""First and last offset of the queues of the workload, when all is over."""
+
+
+class Role:
+    """All clients of one kind; *clients*: what those of a run share.
+
+    *field*: of a workload: how many of them there are.
+    """
+
+    field: ClassVar[str]
+
+    def __init__(self, clients: Recorder) -> None:
+        self._clients = clients
+
+    @property
+    def count(self) -> int:
+        """How many act, each by its number."""
+        return int(getattr(self._clients.plan.workload, self.field))
+
+    async def set_up(self, instance: ClientInstance) -> None:
+        """Make what they need; return when it is there. None of them acts yet."""
+
+    async def act(self, instance: ClientInstance, index: int) -> None:
+        """Be client *index* until the run is over."""
+        raise NotImplementedError
+
+    async def drain(self, instance: ClientInstance, ends: Ends) -> None:
+        """Read what they have left; the cluster serves, and none of them acts any more.
+
+        Raises ClientError: a request was refused.
+        """

@@ -34,6 +34,7 @@ from dledger.jepsen_like.plans.plan import Workload
 from dledger.jepsen_like.plans.promised import CHECKS_MAX
 from dledger.jepsen_like.seeded_rng import SimRng
 from dledger.jepsen_like.workloads.recorder import Recorder, value_of
+from dledger.jepsen_like.workloads.through import Role
 
 GROUP: Final = "transactions"
 
@@ -75,10 +76,13 @@ def broker_settings(workload: Workload) -> dict[str, str]:
     }
 
 
-class Transactions:
-    """The transactions of a run."""
+class Transactions(Role):
+    """The transactions of a run; *halves*: how half messages are sent."""
+
+    field = "transactions_per_mille"
 
     def __init__(self, clients: Recorder, halves: ProducerConfig) -> None:
+        super().__init__(clients)
         self.clients = clients
         self._halves = halves
         self.values: dict[str, int] = {}
@@ -89,7 +93,12 @@ class Transactions:
 
     # -- answers ---------------------------------------------------------------------------
 
-    async def serve(self, instance: ClientInstance) -> None:
+    @property
+    def count(self) -> int:
+        """One producer, which all transactions have."""
+        return min(1, super().count)
+
+    async def act(self, instance: ClientInstance, index: int) -> None:
         """Keep the machine's producer open, for transactions and for questions."""
         async with self._new_producer(instance) as producer:
             self._producer = producer

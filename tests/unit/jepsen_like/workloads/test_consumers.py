@@ -79,7 +79,7 @@ async def test_what_one_has_in_hand_its_double_leaves_to_it(
     made = Consumers(clients)
     instance: Any = "first"
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(made.consume, instance, 0)
+        nursery.start_soon(made.act, instance, 0)
         await trio.sleep(0.15)  # one step
         made.hold()
         await trio.sleep(1)
