@@ -8,7 +8,10 @@
 
 At its first address a process serves, at the second the runner watches it, whatever is cut. A cut
 is a rule of the router, one way between two first addresses: packets vanish, so connections are
-left half open. What a runner that died has left is removed by the next one.
+left half open. Namespaces have no names: they end with the runner and the processes in them.
+
+The proxy makes links slow and resets connections; only here packets vanish, so that TCP itself has
+to find out.
 
 Everything here blocks, for tens of milliseconds as a rule.
 
@@ -20,25 +23,18 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import itertools
 import os
 import runpy
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from dledger.jepsen_like.nemesis.ground import FaultError
-
-PREFIX: Final = "chaos"
-"""First part of the name of every namespace made here."""
-
-FOLDER: Final = Path("/run/netns")
-"""Where `ip netns` keeps namespaces that have a name."""
 
 HOSTS_MAX: Final = 250
 """One number of an address distinguishes hosts."""
@@ -49,9 +45,7 @@ RULE_PRIORITY: Final = 10
 COMMAND_TIMEOUT_S: Final = 30
 """Seconds `ip` may take before the machine is called unfit."""
 
-ROUTER: Final = "router"
 _CLONE_NEWNET: Final = 0x40000000
-_count = itertools.count()
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,29 +100,6 @@ def rule_lines(
     ]
 
 
-def name_prefix(pid: int, started: int, number: int) -> str:
-    """Return what the names of one network begin with."""
-    return f"{PREFIX}-{pid}-{started}-{number}-"
-
-
-def is_left_over(name: str, start_of: Callable[[int], int | None]) -> bool:
-    """Tell whether a namespace was made here by a process that is no more."""
-    match name.split("-"):
-        case [prefix, pid, started, number, _] if prefix == PREFIX:
-            if pid.isdecimal() and started.isdecimal() and number.isdecimal():
-                return start_of(int(pid)) != int(started)
-    return False
-
-
-def process_start(pid: int) -> int | None:
-    """Return when a process began, in the kernel's ticks; None when there is none."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return None
-    return int(stat.rpartition(")")[2].split()[19])
-
-
 # -- doing it -----------------------------------------------------------------------------------
 
 
@@ -180,11 +151,11 @@ def _libc() -> ctypes.CDLL:
 class RunNetwork:
     """The network of a run. Get it from `run_network`; *hosts*: by name."""
 
-    def __init__(self, prefix: str, names: Sequence[str]) -> None:
-        self._prefix = prefix
+    def __init__(self, router: Path, namespaces: Mapping[str, Path]) -> None:
+        self._router = router
         self.hosts: Mapping[str, Host] = {
-            name: Host(f"10.77.{number}.2", f"10.77.{number}.3", FOLDER / f"{prefix}{name}")
-            for number, name in enumerate(names, 1)
+            name: Host(f"10.77.{number}.2", f"10.77.{number}.3", namespace)
+            for number, (name, namespace) in enumerate(namespaces.items(), 1)
         }
 
     def route(self, lines: Iterable[str]) -> None:
@@ -192,21 +163,19 @@ class RunNetwork:
 
         Raises FaultError: one was refused; those before it were carried out.
         """
-        self._order(self._prefix + ROUTER, lines)
+        self._order(self._router, lines)
 
     def _make(self) -> None:
-        router = self._prefix + ROUTER
-        _ip([f"netns add {router}", *(f"netns add {self._prefix}{name}" for name in self.hosts)])
         links: list[str] = ["link set lo up"]
-        for number, name in enumerate(self.hosts, 1):
+        for number, host in enumerate(self.hosts.values(), 1):
             port = f"port{number}"
             links += [
-                f"link add {port} type veth peer name eth0 netns {self._prefix}{name}",
+                f"link add {port} type veth peer name eth0 netns {host.namespace}",
                 f"addr add 10.77.{number}.1/24 dev {port}",
                 f"link set {port} up",
             ]
         self.route(links)
-        for number, (name, host) in enumerate(self.hosts.items(), 1):
+        for number, host in enumerate(self.hosts.values(), 1):
             lines = [
                 "link set lo up",
                 f"addr add {host.address}/24 dev eth0",
@@ -214,61 +183,47 @@ class RunNetwork:
                 "link set eth0 up",
                 f"route add default via 10.77.{number}.1",
             ]
-            self._order(self._prefix + name, lines)
-        with entered(FOLDER / router):
+            assert host.namespace is not None
+            self._order(host.namespace, lines)
+        with entered(self._router):
             Path("/proc/sys/net/ipv4/ip_forward").write_text("1")
 
-    def _order(self, namespace: str, lines: Iterable[str]) -> None:
+    def _order(self, namespace: Path, lines: Iterable[str]) -> None:
         # Not `ip -n`: it would hold copies of all mounts for a while, those of brokers' disks too.
-        with entered(FOLDER / namespace):
+        with entered(namespace):
             _ip(lines)
 
 
 @contextmanager
 def run_network(names: Sequence[str]) -> Iterator[RunNetwork]:
-    """Make a network while the block runs, and remove it with all that is in it.
-
-    Names of hosts are without hyphens. What dead runners have left is removed first.
+    """Make a network while the block runs; it ends then, with the processes in it.
 
     Raises FaultError: it could not be made (see `why_not`); nothing of it is left.
     """
     if len(names) > HOSTS_MAX:
         raise FaultError(f"a network of {len(names)} hosts; {HOSTS_MAX} at most")
-    remove_left_overs()
-    pid = os.getpid()
-    prefix = name_prefix(pid, process_start(pid) or 0, next(_count))
-    network = RunNetwork(prefix, names)
-    try:
+    with ExitStack() as stack:
         try:
+            router, *namespaces = (stack.enter_context(_namespace()) for _ in range(len(names) + 1))
+            network = RunNetwork(router, dict(zip(names, namespaces, strict=True)))
             network._make()
         except OSError as error:
             raise FaultError(f"a network could not be made: {error}") from error
         yield network
+
+
+@contextmanager
+def _namespace() -> Iterator[Path]:
+    """Yield the file of a new network namespace, which is there while this process has it open."""
+    own = Path("/proc/thread-self/ns/net")
+    with entered(own):  # and back
+        if _libc().unshare(_CLONE_NEWNET):
+            raise FaultError(f"no network namespace: {os.strerror(ctypes.get_errno())}")
+        handle = os.open(own, os.O_RDONLY)
+    try:
+        yield Path(f"/proc/{os.getpid()}/fd/{handle}")
     finally:
-        _remove(name for name in _names() if name.startswith(prefix))
-
-
-def remove_left_overs() -> list[str]:
-    """Remove the namespaces of runners that have died; return their names.
-
-    Raises FaultError: one could not be removed.
-    """
-    found = [name for name in _names() if is_left_over(name, process_start)]
-    _remove(found)
-    return found
-
-
-def _names() -> list[str]:
-    return sorted(os.listdir(FOLDER)) if FOLDER.is_dir() else []
-
-
-def _remove(names: Iterable[str]) -> None:
-    for name in names:
-        try:
-            _ip([f"netns del {name}"])
-        except FaultError:
-            if (FOLDER / name).exists():  # else another runner was faster
-                raise
+        os.close(handle)
 
 
 def _ip(lines: Iterable[str]) -> None:

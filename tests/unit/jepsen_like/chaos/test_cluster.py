@@ -66,7 +66,8 @@ def test_proxy_hides_real_ports(tmp_path: Path) -> None:
 
 
 def test_own_network_uses_real_ports(tmp_path: Path) -> None:
-    hosts = RunNetwork("chaos-1-2-3-", ["n0", "n1", "n2", "ns0", "ns1", CLIENTS]).hosts
+    names = ("n0", "n1", "n2", "ns0", "ns1", CLIENTS)
+    hosts = RunNetwork(Path("router"), {name: Path(name) for name in names}).hosts
     cluster = lay_out(tmp_path, PLAN, hosts=hosts)
     for name, node in cluster.brokers.items():
         settings, host = reported(cluster, name), hosts[name]

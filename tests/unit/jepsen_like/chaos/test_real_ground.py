@@ -38,7 +38,7 @@ class Network(RunNetwork):
     """Keeps what the router was sent."""
 
     def __init__(self) -> None:
-        super().__init__("chaos-1-2-3-", NAMES)
+        super().__init__(Path("router"), {name: Path(name) for name in NAMES})
         self.cuts: set[tuple[str, str]] = set()
 
     def route(self, lines: Iterable[str]) -> None:
@@ -119,7 +119,7 @@ class LinkNetwork(RunNetwork):
     """Keeps what the router is sent."""
 
     def __init__(self) -> None:
-        super().__init__("chaos-1-2-3-", ["n0", "n1", "ns0"])
+        super().__init__(Path("router"), {name: Path(name) for name in ("n0", "n1", "ns0")})
         self.orders: list[str] = []
 
     def route(self, lines: Iterable[str]) -> None:
