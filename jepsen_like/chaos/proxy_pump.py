@@ -99,10 +99,8 @@ class Direction:
         while not self._has_ended:
             while self._waiting_bytes >= WINDOW_BYTES:
                 await self._parked.park()
-            limit = self.link.fault.bytes_per_s
-            slice_bytes = max(SLICE_BYTES_MIN, int(limit * SLICE_S)) if limit else RECEIVE_BYTES
             try:
-                data = await self._source.receive_some(min(RECEIVE_BYTES, slice_bytes))
+                data = await self._source.receive_some(RECEIVE_BYTES)
             except trio.BrokenResourceError:
                 self._end(Ending.RESET)
                 return
@@ -118,8 +116,11 @@ class Direction:
         self._waiting_bytes += len(data)
         if self._early is not None:
             self._early.append(data)
-        elif data:
-            self._wait(len(data), data)
+            return
+        limit = self.link.fault.bytes_per_s
+        size = max(SLICE_BYTES_MIN, int(limit * SLICE_S)) if limit else RECEIVE_BYTES
+        for at in range(0, len(data), size):
+            self._wait(len(data[at : at + size]), data[at : at + size])
 
     def _send_now(self, data: bytes) -> int:
         try:
