@@ -13,6 +13,7 @@ import platform
 import random
 import tempfile
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -21,9 +22,10 @@ import trio
 from dledger.commitlog.errors import MQError
 from dledger.output import CliError
 from tests.fail_over.figures import Figures
+from tests.fail_over.machines import machines
 from tests.fail_over.measured import Measured
 from tests.fail_over.run import POLL_S, WAYS, run
-from tests.fail_over.tables import CLIENTS, FAULTS
+from tests.fail_over.tables import CLIENTS, FAULTS, Client
 
 SINGLE = [name for name, fault in FAULTS.items() if not fault.others]
 
@@ -67,7 +69,8 @@ def options() -> argparse.Namespace:
     add(
         "--leader-address",
         choices=WAYS,
-        help="with broker.leader_address: the leader listens at it, or HAProxy as in deploy/",
+        help="with broker.leader_address: the leader listens at it, or HAProxy or keepalived as in"
+        " deploy/; keepalived wants root",
     )
     add("--output", type=Path, default=Path("build/fail-over.json"), help="file for all figures")
     return parser.parse_args()
@@ -80,6 +83,14 @@ def main() -> None:
     measured = Measured()
     for client in (CLIENTS[name] for name in asked.clients if name not in there):
         measured.notes.append(f"{client.title} is left out: {client.missing} is missing")
+    with machines() if asked.leader_address == "keepalived" else nullcontext():
+        measure(asked, there, measured)
+    print("\n".join(measured.table({**CLIENTS, **FAULTS})))
+    print(f"\nall figures: {asked.output}")
+
+
+def measure(asked: argparse.Namespace, there: Mapping[str, Client], measured: Measured) -> None:
+    """Let each fault happen as often as it is asked for, and write the figures after each."""
     machine = f"{platform.platform()}, {os.cpu_count()} processors"
     about = {**vars(asked), "output": str(asked.output), "machine": machine}
     asked.output.parent.mkdir(parents=True, exist_ok=True)
@@ -94,8 +105,6 @@ def main() -> None:
             measured.notes += [f"{name} {number}: {note}" for note in notes]
             document = measured.document(about)
             asked.output.write_text(json.dumps(document, indent=1) + "\n")
-    print("\n".join(measured.table({**CLIENTS, **FAULTS})))
-    print(f"\nall figures: {asked.output}")
 
 
 if __name__ == "__main__":

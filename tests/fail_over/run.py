@@ -30,6 +30,7 @@ from tests.fail_over.figures import (
     figures_of,
     is_steady,
 )
+from tests.fail_over.machines import cluster_on_machines
 from tests.fail_over.tables import FAULTS, Client, Fault
 from tests.harness.cluster_questions import create_topic
 from tests.harness.deployed_files import DEPLOY
@@ -41,7 +42,7 @@ from tests.harness.stored_messages import bodies_at
 SETTINGS: Mapping[str, object] = {**SMALL_FILES, "server.drain_timeout_ms": 30_000}
 """Members go on for old clients as they do by default; those of a local cluster end together."""
 
-WAYS = ("haproxy", "listen")
+WAYS = ("haproxy", "keepalived", "listen")
 """What makes `broker.leader_address` lead to the leader."""
 
 PLAIN_QUEUES = 4
@@ -225,9 +226,12 @@ async def run(
             "broker.leader_address": f"127.0.0.9:{bind}" if way else "",
             "broker.leader_address_listen": way == "listen",
         }
-        cluster = await stack.enter_async_context(
-            local_cluster(folder / "cluster", settings={**SETTINGS, **address}, proxies=[proxy])
-        )
+        if way == "keepalived":
+            running = cluster_on_machines(folder / "cluster", SETTINGS, proxy)
+        else:
+            settings = {**SETTINGS, **address}
+            running = local_cluster(folder / "cluster", settings=settings, proxies=[proxy])
+        cluster = await stack.enter_async_context(running)
         if way == "haproxy":
             await stack.enter_async_context(balanced(cluster))
         for name in clients:
