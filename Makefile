@@ -111,7 +111,7 @@ interop-clients: setup
 
 remoting-clients: interop-clients
 	! command -v go >/dev/null || $(MAKE) --no-print-directory $(INTEROP)/remoting_go
-	! command -v mvn >/dev/null || $(MAKE) --no-print-directory $(JAVA_CLIENTS:%=$(INTEROP)/java-%/RemotingLoad.class) $(INTEROP)/grpc_java/GrpcClient.class
+	! command -v mvn >/dev/null || $(MAKE) --no-print-directory $(JAVA_CLIENTS:%=$(INTEROP)/java-%/RemotingLoad.class) $(INTEROP)/grpc_java/GrpcClient.class $(INTEROP)/spring/SpringLoad.class
 
 interop: interop-clients
 	$(INTEROP_TESTS) -m "not hunt"
@@ -128,13 +128,16 @@ $(INTEROP)/java-%/complete: tests/interop/java/pom.xml
 	mvn -q -B -f $< -Drocketmq=$* $(if $(filter $(lastword $(JAVA_CLIENTS)),$*),-Pproxy) dependency:copy-dependencies -DincludeScope=runtime -DoutputDirectory=$(abspath $(@D))
 	touch $@
 
-$(INTEROP)/grpc_java/complete: tests/interop/grpc_java/pom.xml
+$(INTEROP)/grpc_java/complete $(INTEROP)/spring/complete: $(INTEROP)/%/complete: tests/interop/%/pom.xml
 	rm -rf $(@D)
 	mvn -q -B -f $< dependency:copy-dependencies -DincludeScope=runtime -DoutputDirectory=$(abspath $(@D))
 	touch $@
 
 $(INTEROP)/grpc_java/GrpcClient.class: tests/interop/grpc_java/GrpcClient.java $(INTEROP)/grpc_java/complete
 	! command -v javac >/dev/null || javac -nowarn -cp "$(@D)/*" -d $(@D) $<
+
+$(INTEROP)/spring/SpringLoad.class: tests/interop/spring/SpringLoad.java tests/interop/java/Lines.java $(INTEROP)/spring/complete
+	! command -v javac >/dev/null || javac -nowarn -cp "$(@D)/*" -d $(@D) $(filter %.java,$^)
 
 $(INTEROP)/java-%/RemotingLoad.class: tests/interop/java/RemotingLoad.java tests/interop/java/Lines.java $(INTEROP)/java-%/complete
 	! command -v javac >/dev/null || javac -nowarn -cp "$(@D)/*" -d $(@D) $(filter %.java,$^)

@@ -18,6 +18,7 @@ and the key. `Config` is the base of all daemons' configurations.
 from __future__ import annotations
 
 import re
+import shlex
 import tomllib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
@@ -204,6 +205,12 @@ def parse_address(value: object) -> str:
     if len(addresses) > 1:
         raise ValueError(f"{value!r} is more than one address")
     return "".join(addresses)
+
+
+def parse_command(value: object) -> object:
+    """Return a command as it is written. Raises ValueError: no shell could split it into words."""
+    shlex.split(str(value))
+    return value
 
 
 def _in_words(reason: str, raw: object) -> str:

@@ -21,7 +21,13 @@ from pathlib import Path
 import trio
 
 from dledger.cli.local_cluster import LocalCluster, lay_out
-from dledger.jepsen_like.chaos.namespaces import FOLDER, enter
+from dledger.jepsen_like.chaos.namespaces import (
+    FOLDER,
+    enter,
+    name_prefix,
+    process_start,
+    remove_left_overs,
+)
 from tests.harness.deployed_files import DEPLOY
 
 CLIENTS = "10.0.0.254"
@@ -31,7 +37,7 @@ LEADER_ADDRESS = f"10.0.0.9:{PORT}"
 """As in the file of keepalived."""
 
 MODULE = "dledger.jepsen_like.chaos.namespaces"
-PREFIX = f"fail-over-{os.getpid()}-"
+PREFIX = name_prefix(os.getpid(), process_start(os.getpid()) or 0, 0)
 
 
 def _order(*lines: str) -> None:
@@ -40,9 +46,13 @@ def _order(*lines: str) -> None:
 
 @contextmanager
 def machines() -> Iterator[None]:
-    """Make the machines, and be on that of the clients with all that is started in the block."""
+    """Make the machines, and be on that of the clients with all that is started in the block.
+
+    What a run that was killed has left is removed.
+    """
     own = f"{PREFIX}clients"
     spaces = [own, *(PREFIX + name for name in MEMBERS)]
+    remove_left_overs()
     try:
         _order(*(f"netns add {space}" for space in spaces))
         enter(FOLDER / own)

@@ -324,6 +324,10 @@ def test_config_mistake_in_broker_conf_is_one_line(text: str, message: str) -> N
             "n0.toml:2: raft.max_pending_bytes = 1048576: less than one entry of"
             " raft.max_entry_bytes",
         ),
+        (
+            '[broker]\nleader_hook = "ip \'addr"',
+            'n0.toml:2: broker.leader_hook = "ip \'addr": No closing quotation',
+        ),
     ],
 )
 def test_config_mistake_in_toml_is_one_line(text: str, message: str) -> None:
