@@ -215,6 +215,26 @@ LIVE_SETTINGS: Final = (
     ("flushConsumerOffsetInterval", ("10", "1000", "5000")),
     ("slaveReadEnable", ("true",)),
     ("transactionCheckInterval", ()),
+    ("brokerPermission", ("6",)),
+    ("autoCreateTopicEnable", ("true", "false")),
+    ("autoCreateSubscriptionGroup", ("true",)),
+    ("enablePropertyFilter", ("true",)),
+    ("filterSupportRetry", ("true", "false")),
+    ("rejectTransactionMessage", ("false",)),
+    ("storeReplyMessageEnable", ("true", "false")),
+    ("server.shutdown_timeout_ms", ("100", "5000")),
+    ("server.drain_timeout_ms", ("0", "30000")),
+    ("maxTransferBytesOnMessageInMemory", ("65536", "262144")),
+    ("maxTransferBytesOnMessageInDisk", ("4096", "65536")),
+    ("cleanResourceInterval", ("1000", "10000")),
+    ("deleteWhen", ("04", "16")),
+    ("diskMaxUsedSpaceRatio", ("75", "80")),
+    ("diskSpaceCleanForciblyRatio", ("85", "89")),
+    ("cleanFileForciblyEnable", ("true", "false")),
+    ("diskSpaceWarningLevelRatio", ("90", "95")),
+    ("fileReservedTime", ("72",)),
+    ("raft.max_pending_bytes", ("4194304", "67108864")),
+    ("syncFlushTimeout", ("5000", "8000")),
 )
 """Keys and values that no law of a workload depends on; without a value the key is only read."""
 
@@ -362,8 +382,8 @@ class SideWork:
         return True
 
     async def _query(self, instance: ClientInstance, wanted: Acknowledged) -> bool:
-        key = self._rng.choice(wanted.keys.split(" "))
-        found = await MessageQueries(instance).query_messages(TOPIC, key)
+        key, queries = self._rng.choice(wanted.keys.split(" ")), MessageQueries(instance)
+        found = await queries.query_messages(TOPIC, key)
         place = wanted.queue.queue_id, wanted.offset
         at = [each for each in found if (each.queue_id, each.queue_offset) == place]
         behind = any(
@@ -374,8 +394,12 @@ class SideWork:
             self._contradicts(f"{wanted.key} is acknowledged, and its key {key} is not found")
         if len(at) > 1:
             self._contradicts(f"{wanted.key} is found {len(at)} times by its key {key}")
+        leader = instance.leaders.address(BROKER)
         for message in at:
             self._compare(wanted, message)
+            if leader is not None:
+                seen = await queries.view_message_at(leader, message.phy_offset)
+                self._compare(wanted, seen)
         return bool(at)
 
     async def _search(self, consumer: PullConsumer, wanted: Acknowledged) -> bool:
