@@ -21,13 +21,12 @@ from dledger.group import Group
 from dledger.jepsen_like.simulation.sim_disk import SimExecutor
 from dledger.jepsen_like.simulation.world import World, run_world
 from dledger.jepsen_like.simulation.world_settings import WorldSettings
+from dledger.processors.wiring import BrokerProcessors
 from dledger.remoting.protocol.topic_names import HALF_TOPIC
 from dledger.services.delayed_message import timed_properties
 from dledger.services.half_message import half_properties
 from dledger.services.pop_decision import Receive
-from dledger.services.pop_grants import PopGrants
 from dledger.services.pop_lines import PopAsk
-from dledger.services.queue_locks import QueueLocks
 from dledger.state.pop import PopChange, PopGrant
 from dledger.state.queue_lock import LockGrant, QueueLocksChange
 from dledger.state.state_record import TopicsChange, state_batch
@@ -116,9 +115,9 @@ async def until_taken(world: World, call: Callable[[], None]) -> None:
             await world.sleep(0.01)
 
 
-def part(group: Group, kind: type) -> Any:
-    owners = (getattr(listener, "__self__", None) for listener in group.on_applied)
-    return next(owner for owner in owners if isinstance(owner, kind))
+def processors_of(group: Group) -> BrokerProcessors:
+    owners = (getattr(listener, "__self__", None) for listener in group.on_role_change)
+    return next(owner for owner in owners if isinstance(owner, BrokerProcessors))
 
 
 def test_new_leader_serves_a_crowd_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,7 +134,8 @@ def test_new_leader_serves_a_crowd_in_turns(monkeypatch: pytest.MonkeyPatch) -> 
         await world.sleep_until(DUE_S)
         assert await group.transfer_leadership()
         leader = await leading(world)
-        state, pops, locks = leader.state, part(leader, PopGrants), part(leader, QueueLocks)
+        processors = processors_of(leader)
+        state, pops, locks = leader.state, processors.pops, processors.locks
         term, calls.is_on = leader.node.term, True
         for number in range(CROWD):
             receive = Receive(

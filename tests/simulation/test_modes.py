@@ -80,6 +80,7 @@ def test_a_change_of_a_group_that_is_not_stored_is_found(monkeypatch: pytest.Mon
         connection.reply(command, response_to(command))
 
     monkeypatch.setattr(groups, "propose_change", answered)
+    monkeypatch.setattr(side_work, "PAUSE_S", 1.0)
     assert broken(play(_only("administration", 200_000))) == {"side_work"}
 
 

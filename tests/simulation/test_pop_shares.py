@@ -83,9 +83,10 @@ def test_thousand_receivers_share_and_lose_nothing() -> None:
 
     async def main(world: World) -> None:
         await world.wait_for_leader()
+        await world.client("sender").run(send_all)
+        await world.sleep(1.0)  # of a thousand connections at once a NameServer refuses some
         for name in names:
             await world.client(name).run(shares.receive)
-        await world.client("sender").run(send_all)
         await world.sleep(MESSAGES / SENT_PER_S / 2)
         shares.kill(set(names[:KILLED]))
         for name in names[:KILLED]:
