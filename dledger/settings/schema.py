@@ -207,7 +207,7 @@ def parse_address(value: object) -> str:
     return "".join(addresses)
 
 
-def parse_command(value: object) -> object:
+def parse_words(value: object) -> object:
     """Return a command as it is written. Raises ValueError: no shell could split it into words."""
     shlex.split(str(value))
     return value

@@ -10,13 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from dledger.settings.schema import (
-    parse_address,
-    parse_addresses,
-    parse_command,
-    parse_host,
-    setting,
-)
+from dledger.settings.schema import parse_address, parse_addresses, parse_host, parse_words, setting
 from dledger.settings.text import (
     Peer,
     delay_text,
@@ -94,7 +88,7 @@ class BrokerTable:
         "Command that moves `leader_address`; it gets `gain` or `loss` and the address as"
         " arguments: `gain` when this member begins to lead, `loss` when it ends, and at each"
         " start. A loss that fails ends the member.",
-        parse=parse_command,
+        parse=parse_words,
     )
     leader_hook_timeout_ms: int = setting(
         2_000, "What `leader_hook` may take; then it is killed and has failed.", within=(1, 60_000)

@@ -26,9 +26,7 @@ from dledger.remoting.protocol.outcome import outcome_of
 from dledger.remoting.protocol.own_fields import NOT_MADE_FIELD
 
 ASK_S: Final = 10.0
-WRITE_AND_READ: Final = 6
-"""A topic's right; one more is that topics made of it have it."""
-
+WRITE_AND_READ: Final = 6  # a topic's right; with one more, topics made of it have it
 WRITES_PER_TURN, VIEWS_PER_TURN = 3, 4
 
 Row = Mapping[str, Any]

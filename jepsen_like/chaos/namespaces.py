@@ -204,7 +204,9 @@ def run_network(names: Sequence[str]) -> Iterator[RunNetwork]:
         raise FaultError(f"a network of {len(names)} hosts; {HOSTS_MAX} at most")
     with ExitStack() as stack:
         try:
-            router, *namespaces = (stack.enter_context(_namespace()) for _ in range(len(names) + 1))
+            router, *namespaces = (
+                stack.enter_context(new_namespace()) for _ in range(len(names) + 1)
+            )
             network = RunNetwork(router, dict(zip(names, namespaces, strict=True)))
             network._make()
         except OSError as error:
@@ -213,7 +215,7 @@ def run_network(names: Sequence[str]) -> Iterator[RunNetwork]:
 
 
 @contextmanager
-def _namespace() -> Iterator[Path]:
+def new_namespace() -> Iterator[Path]:
     """Yield the file of a new network namespace, which is there while this process has it open."""
     own = Path("/proc/thread-self/ns/net")
     with entered(own):  # and back

@@ -22,7 +22,7 @@ import trio
 from dledger.commitlog.errors import MQError
 from dledger.output import CliError
 from tests.fail_over.figures import Figures
-from tests.fail_over.machines import machines
+from tests.fail_over.machines import Machines, machines
 from tests.fail_over.measured import Measured
 from tests.fail_over.run import POLL_S, WAYS, run
 from tests.fail_over.tables import CLIENTS, FAULTS, Client
@@ -83,13 +83,18 @@ def main() -> None:
     measured = Measured()
     for client in (CLIENTS[name] for name in asked.clients if name not in there):
         measured.notes.append(f"{client.title} is left out: {client.missing} is missing")
-    with machines() if asked.leader_address == "keepalived" else nullcontext():
-        measure(asked, there, measured)
+    with machines() if asked.leader_address == "keepalived" else nullcontext() as spaces:
+        measure(asked, there, spaces, measured)
     print("\n".join(measured.table({**CLIENTS, **FAULTS})))
     print(f"\nall figures: {asked.output}")
 
 
-def measure(asked: argparse.Namespace, there: Mapping[str, Client], measured: Measured) -> None:
+def measure(
+    asked: argparse.Namespace,
+    there: Mapping[str, Client],
+    spaces: Machines | None,
+    measured: Measured,
+) -> None:
     """Let each fault happen as often as it is asked for, and write the figures after each."""
     machine = f"{platform.platform()}, {os.cpu_count()} processors"
     about = {**vars(asked), "output": str(asked.output), "machine": machine}
@@ -98,7 +103,7 @@ def measure(asked: argparse.Namespace, there: Mapping[str, Client], measured: Me
         for name in asked.faults:
             print(f"{name} {number}: {phase_s:.1f} s after a read of the route", flush=True)
             notes = [f"load average {os.getloadavg()[0]:.1f}"]
-            drawn = (FAULTS[name], notes, phase_s, asked.period_ms, asked.leader_address)
+            drawn = (FAULTS[name], notes, phase_s, asked.period_ms, asked.leader_address, spaces)
             run_in = partial(run, there, *drawn)
             figures = trio.run(run_once, run_in, notes)
             measured.take(name, figures)

@@ -11,23 +11,16 @@ A machine is a network namespace. Needs root, keepalived, curl, and `ip` and `ss
 
 from __future__ import annotations
 
-import os
 import subprocess
 from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from functools import partial
 from pathlib import Path
 
 import trio
 
 from dledger.cli.local_cluster import LocalCluster, lay_out
-from dledger.jepsen_like.chaos.namespaces import (
-    FOLDER,
-    enter,
-    name_prefix,
-    process_start,
-    remove_left_overs,
-)
+from dledger.jepsen_like.chaos.namespaces import enter, entered, new_namespace
 from tests.harness.deployed_files import DEPLOY
 
 CLIENTS = "10.0.0.254"
@@ -37,7 +30,8 @@ LEADER_ADDRESS = f"10.0.0.9:{PORT}"
 """As in the file of keepalived."""
 
 MODULE = "dledger.jepsen_like.chaos.namespaces"
-PREFIX = name_prefix(os.getpid(), process_start(os.getpid()) or 0, 0)
+Machines = Mapping[str, Path]
+"""Namespace of each member."""
 
 
 def _order(*lines: str) -> None:
@@ -45,39 +39,28 @@ def _order(*lines: str) -> None:
 
 
 @contextmanager
-def machines() -> Iterator[None]:
-    """Make the machines, and be on that of the clients with all that is started in the block.
-
-    What a run that was killed has left is removed.
-    """
-    own = f"{PREFIX}clients"
-    spaces = [own, *(PREFIX + name for name in MEMBERS)]
-    remove_left_overs()
-    try:
-        _order(*(f"netns add {space}" for space in spaces))
-        enter(FOLDER / own)
+def machines() -> Iterator[Machines]:
+    """Make the machines, and be on that of the clients from then on."""
+    with ExitStack() as stack:
+        clients = stack.enter_context(new_namespace())
+        spaces = {name: stack.enter_context(new_namespace()) for name in MEMBERS}
+        enter(clients)
         _order("link set lo up", "link add br0 type bridge", f"addr add {CLIENTS}/24 dev br0")
         _order("link set br0 up")
-        for name in MEMBERS:
+        for name, address in MEMBERS.items():
             _order(
-                f"link add {name} type veth peer name eth0 netns {PREFIX}{name}",
+                f"link add {name} type veth peer name eth0 netns {spaces[name]}",
                 f"link set {name} master br0",
                 f"link set {name} up",
             )
-        for name, address in MEMBERS.items():
-            lines = "link set lo up", f"addr add {address}/24 dev eth0", "link set eth0 up"
-            text = "\n".join(lines)
-            command = ["ip", "-n", PREFIX + name, "-batch", "-"]
-            subprocess.run(command, input=text, text=True, check=True)
-        yield
-    finally:
-        for space in spaces:
-            subprocess.run(["ip", "netns", "del", space], check=False)
+            with entered(spaces[name]):
+                _order("link set lo up", f"addr add {address}/24 dev eth0", "link set eth0 up")
+        yield spaces
 
 
 @asynccontextmanager
 async def cluster_on_machines(
-    folder: Path, settings: Mapping[str, object], proxy_port: int
+    folder: Path, spaces: Machines, settings: Mapping[str, object], proxy_port: int
 ) -> AsyncIterator[LocalCluster]:
     """Run a cluster, each member on its machine, and keepalived beside each."""
     peers = ";".join(f"{name}-{address}:{PEER_PORT}" for name, address in MEMBERS.items())
@@ -97,11 +80,10 @@ async def cluster_on_machines(
     )
     async with trio.open_nursery() as nursery:
         for name, node in cluster.brokers.items():
-            space = PREFIX + name
             own = "--set", f"broker.broker_ip1={MEMBERS[name]}"
-            node.arguments = str(FOLDER / space), node.module, *node.arguments, *own
+            node.arguments = str(spaces[name]), node.module, *node.arguments, *own
             node.module, node.address = MODULE, f"{MEMBERS[name]}:{PORT}"
-            nursery.start_soon(partial(_keep_alive, folder / f"{name}.keepalived", space))
+            nursery.start_soon(partial(_keep_alive, folder / f"{name}.keepalived", spaces[name]))
         try:
             for node in cluster.nodes:
                 await cluster.start(node.name)
@@ -113,11 +95,10 @@ async def cluster_on_machines(
             nursery.cancel_scope.cancel()
 
 
-async def _keep_alive(files: Path, space: str) -> None:
+async def _keep_alive(files: Path, space: Path) -> None:
     files.mkdir()
     pids = "-p", str(files / "pid"), "-r", str(files / "vrrp.pid")
     config = str(DEPLOY / "keepalived" / "keepalived.conf")
-    inside = "ip", "netns", "exec", space
-    command = (*inside, "keepalived", "-n", "-l", "-D", *pids, "-f", config)
+    command = ("nsenter", f"--net={space}", "keepalived", "-n", "-l", "-D", *pids, "-f", config)
     with (files / "log").open("wb") as log:
         await trio.run_process(command, stdout=log, stderr=subprocess.STDOUT)

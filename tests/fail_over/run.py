@@ -30,7 +30,7 @@ from tests.fail_over.figures import (
     figures_of,
     is_steady,
 )
-from tests.fail_over.machines import cluster_on_machines
+from tests.fail_over.machines import Machines, cluster_on_machines
 from tests.fail_over.tables import FAULTS, Client, Fault
 from tests.harness.cluster_questions import create_topic
 from tests.harness.deployed_files import DEPLOY
@@ -209,6 +209,7 @@ async def run(
     phase_s: float,
     period_ms: int,
     way: str | None,
+    spaces: Machines | None,
     folder: Path,
 ) -> dict[str, dict[str, Figures]]:
     """Return the figures of each stream of each client that came to send and consume.
@@ -218,6 +219,7 @@ async def run(
         phase_s: How long after the first client's read of the route the fault begins, about.
         period_ms: Between the sends of a stream.
         way: How the address of `WAYS` leads to the leader; None: clients get the leader's own.
+        spaces: Where members run, for keepalived.
         folder: A new one, for the cluster and the clients.
     """
     async with AsyncExitStack() as stack:
@@ -226,8 +228,8 @@ async def run(
             "broker.leader_address": f"127.0.0.9:{bind}" if way else "",
             "broker.leader_address_listen": way == "listen",
         }
-        if way == "keepalived":
-            running = cluster_on_machines(folder / "cluster", SETTINGS, proxy)
+        if spaces is not None:
+            running = cluster_on_machines(folder / "cluster", spaces, SETTINGS, proxy)
         else:
             settings = {**SETTINGS, **address}
             running = local_cluster(folder / "cluster", settings=settings, proxies=[proxy])
