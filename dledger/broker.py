@@ -252,7 +252,7 @@ async def _run_parts(
 ) -> AsyncIterator[Broker]:
     settings = BrokerSettings.of(config, store_host, world.memory_bytes)
     dates, store, disk = group.dates, config.store, world.disk
-    root, levels_ms = store.path_root_dir, store.delay_levels_ms
+    root = store.path_root_dir
 
     def disk_ratio() -> float:
         """Return the used part of what is used and available, as `df` counts it."""
@@ -267,7 +267,6 @@ async def _run_parts(
         lambda: group.store.log,
         store,
         clock=dates,
-        levels=len(levels_ms),
         saved_index=lambda: group.store.saved_index,
         disk_ratio=disk_ratio,
         utc_offset=world.utc_offset,
@@ -288,7 +287,7 @@ async def _run_parts(
     schedule = ScheduleMessageService(
         group,
         dates,
-        levels_ms,
+        levels=len(store.delay_levels_ms),
         is_deleting=processors.topics.is_ending,
         real_queue=processors.topics.real_queue,
         entry_bytes_max=group.entry_bytes_max,
@@ -296,7 +295,7 @@ async def _run_parts(
     timer = TimerMessageService(
         group,
         dates,
-        processors.timer_claims,
+        claims=processors.timer_claims,
         is_deleting=processors.topics.is_ending,
         real_queue=processors.topics.real_queue,
         entry_bytes_max=group.entry_bytes_max,

@@ -14,15 +14,18 @@ own progress, and waits until that is applied. This module has the rules about w
 the progress, so that it happens once. Where the stored bytes are damaged for good there is nothing
 to copy: then a note that names their place is the dead letter. Only what stops the node leaves this
 module as an error: a contradiction inside the applied state, or a log that cannot be read here.
+
+Delay levels and timers share more: which of the messages that became due go into one entry.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import Final
+from functools import partial
+from typing import ClassVar, Final
 
 import structlog
 
@@ -51,12 +54,24 @@ from dledger.commitlog.properties import (
     get_property,
     with_properties,
 )
-from dledger.commitlog.record import SYS_FLAG_TRANSACTION_MASK, encode_record
-from dledger.group_api import STOPS_NODE, AppliedListener, BrokerGroup, Proposed
+from dledger.commitlog.record import (
+    PHY_OFFSET_OFFSET,
+    QUEUE_ID_OFFSET,
+    QUEUE_OFFSET_OFFSET,
+    SYS_FLAG_TRANSACTION_MASK,
+    encode_record,
+)
+from dledger.group_api import STOPS_NODE, AppliedListener, BrokerGroup, Proposed, QueueTouched
 from dledger.remoting.protocol.topic_names import SET_ASIDE_TOPIC
 from dledger.remoting.seams import Clock
-from dledger.services.delayed_message import Delivery, delivery_batch
-from dledger.services.stored_record import StoredRecord, StoredRecords, copy_of
+from dledger.services.delayed_message import (
+    Delivery,
+    RealQueue,
+    delivered_message,
+    delivery_batch,
+    same_queue,
+)
+from dledger.services.stored_record import StoredBytes, StoredRecord, StoredRecords, copy_of
 from dledger.state.state_record import (
     TopicsChange,
     behind_heads,
@@ -186,11 +201,14 @@ class LeaderLoop:
     # -- one message -----------------------------------------------------------------------
 
     def build(
-        self, records: StoredRecords, position: int, make: Callable[[StoredRecords], Delivery]
+        self,
+        records: StoredRecords,
+        position: int,
+        make: Callable[[StoredRecords], Delivery | None],
     ) -> Delivery | None:
         """Return what *make* returns for the message at *position*, or the dead letter instead.
 
-        None: the message has to wait, its bytes are being repaired.
+        None: the message has to wait, by *make* or since its bytes are being repaired.
 
         Raises:
             InvariantBroken: *make* found the applied state in contradiction with itself.
@@ -329,3 +347,118 @@ class LeaderLoop:
         """Wait until every entry is settled whose wait was broken off."""
         while self._open:
             await self._settled.wait()
+
+
+# -------------------------------------------------------------------- delay levels and timers
+
+
+MAX_DELIVERIES_PER_ENTRY: Final = 128
+"""Messages of one delivery entry, 10 ms or so: a leader sends heartbeats between two of them."""
+
+MAX_DELIVERY_BYTES: Final = 1 << 20
+"""Bytes of one delivery entry, one message at least: an entry must stay far below a segment."""
+
+LONGEST_SLEEP_S: Final = 60.0
+"""The wall clock is read again after this long, in case it was set during the wait."""
+
+
+@dataclass(slots=True)
+class DueEntry:
+    """What one step does: *deliveries* in the place of *chosen*; the others wait."""
+
+    deliveries: list[Delivery] = field(default_factory=list)
+    chosen: list[int] = field(default_factory=list)
+    left: list[int] = field(default_factory=list)
+    unready: list[int] = field(default_factory=list)
+    """Those that are being repaired, or that *make* lets stay where they are."""
+
+
+@dataclass(eq=False, repr=False)
+class DeliveryService:
+    """Moves due messages to their real queues.
+
+    Args:
+        is_deleting: Whether the removal of a topic is in flight: its messages wait until it is
+            applied, since no queue offset can be assigned in that topic before.
+        entry_bytes_max: Largest entry of the group. What is delivered together takes half of it at
+            most, so that the note and what encoding adds have space; one message always fits, as
+            the settings are checked.
+    """
+
+    name: ClassVar[str]
+    """In dead letters, logs and metrics."""
+
+    _group: BrokerGroup
+    _clock: Clock
+    is_deleting: Callable[[str], bool] = lambda _topic: False
+    real_queue: RealQueue = same_queue
+    entry_bytes_max: int = 2 * MAX_DELIVERY_BYTES
+
+    def __post_init__(self) -> None:
+        self._bytes_max = min(MAX_DELIVERY_BYTES, self.entry_bytes_max // 2)
+        self._loop = LeaderLoop(self._group, self._clock, self.name, is_deleting=self.is_deleting)
+
+    async def run(self) -> None:
+        """Deliver until cancelled. Run it inside the leadership's nursery, once per leadership.
+
+        Cancellation: An entry in flight may still be stored; the next leader sees what it did.
+        """
+        leadership = self._group.leadership
+        if leadership is None:
+            return
+        with self._loop.listening(self._on_applied):
+            await self._loop.settle()
+            await self._serve(leadership.term)
+
+    def _on_applied(self, touched: Sequence[QueueTouched]) -> None:
+        raise NotImplementedError
+
+    async def _serve(self, term: int) -> None:
+        raise NotImplementedError
+
+    def _entry_of(
+        self,
+        units: Iterable[tuple[int, int, int]],
+        make: Callable[[int, int, StoredRecords], Delivery | None],
+        *,
+        in_order: bool = False,
+    ) -> DueEntry:
+        """Return messages for one entry, and what does not go with them.
+
+        Args:
+            units: Offset, position and size of each.
+            make: From position and offset to what is stored; None: the message stays.
+            in_order: None goes before one that has to wait.
+        """
+        entry, size, records = DueEntry(), 0, StoredRecords(self._group)
+        for offset, position, record_bytes in units:
+            is_full = bool(entry.chosen) and size + record_bytes > self._bytes_max
+            is_held = in_order and bool(entry.left or entry.unready)
+            if is_full or is_held or records.is_tired:
+                entry.left.append(offset)
+                continue
+            delivery = self._loop.build(records, position, partial(make, position, offset))
+            if delivery is None:
+                entry.unready.append(offset)
+            elif self.is_deleting(delivery.topic):
+                entry.left.append(offset)
+            else:
+                entry.deliveries.append(delivery)
+                entry.chosen.append(offset)
+                size += record_bytes
+        return entry
+
+    def _delivered(
+        self, queue_id: int, position: int, offset: int, records: StoredRecords
+    ) -> Delivery:
+        data = records.bytes_at(position)
+        check_place(data, position, queue_id, offset)
+        return delivered_message(data, self.real_queue)
+
+
+def check_place(data: StoredBytes, position: int, queue_id: int, offset: int) -> None:
+    """Raise CorruptRecordError where another message stands than that of *queue_id*, *offset*."""
+    queue = int.from_bytes(data[QUEUE_ID_OFFSET : QUEUE_ID_OFFSET + 4], "big")
+    found = int.from_bytes(data[QUEUE_OFFSET_OFFSET:PHY_OFFSET_OFFSET], "big")
+    if (queue, found) != (queue_id, offset):
+        raise CorruptRecordError(f"another record than message {offset} stands at {position}")

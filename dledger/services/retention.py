@@ -35,7 +35,6 @@ from dledger.group_api import BrokerGroup
 from dledger.remoting.protocol.own_fields import GivenUp, given_up
 from dledger.remoting.protocol.topic_names import STATE_TOPIC
 from dledger.remoting.seams import Clock
-from dledger.services.delayed_message import queue_of_level
 from dledger.services.leader_loop import Fate, LeaderLoop
 from dledger.settings.tables import StoreTable
 from dledger.state.state_record import (
@@ -235,7 +234,6 @@ class RetentionService:
     entry_log: Callable[[], SegmentedLog]
     settings: StoreTable
     clock: Clock
-    levels: int
     saved_index: Callable[[], int]
     disk_ratio: Callable[[], float]
     utc_offset: UtcOffset = utc
@@ -356,10 +354,9 @@ class RetentionService:
         if saved < entry_log.first_index:
             return 0
         limit = entry_log.position_at(saved)
-        for level in self._waiting_levels():
-            queue_id = queue_of_level(level)
-            offset = state.delay_progress.get(level, 0)
-            if offset < state.max_offset(SCHEDULE_TOPIC, queue_id):
+        for queue_id, bounds in state.queues_of.get(SCHEDULE_TOPIC, {}).items():
+            offset = state.delay_progress.get(queue_id + 1, 0)
+            if offset < bounds.max_offset:
                 unit = self._group.queues.queue(SCHEDULE_TOPIC, queue_id).read(offset, 1)[0]
                 limit = min(limit, int(unit["phy_offset"]))
         waits = state.timers.lowest
@@ -367,14 +364,6 @@ class RetentionService:
             unit = self._group.queues.queue(TIMER_TOPIC, 0).read(waits, 1)[0]
             limit = min(limit, int(unit["phy_offset"]))
         return limit
-
-    def _waiting_levels(self) -> list[int]:
-        """Return the delay levels, those that are configured no more included."""
-        found = set(range(1, self.levels + 1))
-        found.update(
-            queue_id + 1 for queue_id in self._group.state.queues_of.get(SCHEDULE_TOPIC, ())
-        )
-        return sorted(found)
 
 
 RETENTION_ATTRIBUTE: Final = "retention.ms"

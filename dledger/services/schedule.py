@@ -8,209 +8,107 @@ delivered exactly once.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
-import numpy as np
-import numpy.typing as npt
 import trio
 
-from dledger.commitlog.errors import CorruptRecordError, InvariantBroken, StoreError
+from dledger.commitlog.errors import InvariantBroken, StoreError
 from dledger.commitlog.properties import SCHEDULE_TOPIC
-from dledger.group_api import BrokerGroup, QueueTouched
-from dledger.remoting.seams import Clock
-from dledger.services.delayed_message import (
-    Delivery,
-    RealQueue,
-    deliver,
-    queue_of_level,
-    same_queue,
+from dledger.group_api import QueueTouched
+from dledger.services.delayed_message import queue_of_level
+from dledger.services.leader_loop import (
+    LONGEST_SLEEP_S,
+    MAX_DELIVERIES_PER_ENTRY,
+    RETRY_S,
+    DeliveryService,
+    Fate,
 )
-from dledger.services.leader_loop import RETRY_S, Fate, LeaderLoop
 from dledger.services.stored_record import StoredRecords
 from dledger.state.state_record import DelayProgressChange
 from dledger.waiting import Wakeup
 
-MAX_DELIVERIES_PER_ENTRY = 128
-"""Messages of one delivery entry, 10 ms or so: a leader sends heartbeats between two of them."""
 
-MAX_DELIVERY_BYTES = 1 << 20
-"""Bytes of one delivery entry, one message at least: an entry must stay far below a segment."""
+@dataclass(eq=False, repr=False, kw_only=True)
+class ScheduleMessageService(DeliveryService):
+    """Moves due messages of the schedule topic to their real queues."""
 
-NAME = "delay_levels"
-"""In dead letters, logs and metrics."""
+    name = "delay_levels"
 
-LEAST_SLEEP_S = 0.0005
-"""A wait below half a millisecond is over: wall time has whole milliseconds."""
-
-LONGEST_SLEEP_S = 60.0
-"""The wall clock is read again after this long, in case it was set during the wait."""
-
-
-@dataclass(eq=False, repr=False)
-class ScheduleMessageService:
-    """Moves due messages of the schedule topic to their real queues.
-
-    Args:
-        is_deleting: Whether the removal of a topic is in flight; its level waits until it is
-            applied, since no queue offset can be assigned in that topic before.
-        entry_bytes_max: Largest entry of the group. What is delivered together takes half of it at
-            most, so that the progress and what encoding adds have space; one message always fits,
-            as the settings are checked.
-    """
-
-    _group: BrokerGroup
-    _clock: Clock
-    _levels_ms: Sequence[int]
-    is_deleting: Callable[[str], bool] = lambda _topic: False
-    real_queue: RealQueue = same_queue
-    entry_bytes_max: int = 2 * MAX_DELIVERY_BYTES
+    levels: int
+    """How many are configured; what waits in others is delivered too."""
 
     def __post_init__(self) -> None:
-        self.name = NAME
-        self._delivery_bytes_max = min(MAX_DELIVERY_BYTES, self.entry_bytes_max // 2)
+        super().__post_init__()
         self._wake: dict[int, Wakeup] = {}
         self._seen: dict[int, SeenTimes] = {}
-        self._loop = LeaderLoop(self._group, self._clock, NAME, is_deleting=self.is_deleting)
         self._building = trio.Lock()
         """In one turn of the event loop one level builds its entry, however many are due."""
 
-    async def run(self) -> None:
-        """Deliver until cancelled. Run it inside the leadership's nursery, once per leadership.
-
-        Raises:
-            InvariantBroken: The applied progress contradicts what this leader delivered.
-        Cancellation: An entry in flight may still be stored; the next leader goes on behind it.
-        """
-        leadership = self._group.leadership
-        if leadership is None:
-            return
-        with self._loop.listening(self._on_applied):
-            await self._loop.settle()
-            await self._deliver_levels(leadership.term)
-
-    async def _deliver_levels(self, term: int) -> None:
-        levels = self._levels()
+    async def _serve(self, term: int) -> None:
+        known = (queue_id + 1 for queue_id in self._group.state.queues_of.get(SCHEDULE_TOPIC, ()))
+        levels = sorted({*range(1, self.levels + 1), *known})
         self._wake = {level: Wakeup() for level in levels}
         self._seen = {level: SeenTimes() for level in levels}
         async with trio.open_nursery() as nursery:
-            for level in self._wake:
+            for level in levels:
                 nursery.start_soon(self._deliver_level, level, term)
-
-    def _levels(self) -> list[int]:
-        """Return the levels that are configured, and those of old whose messages wait still."""
-        state, found = self._group.state, set(range(1, len(self._levels_ms) + 1))
-        for queue_id, bounds in state.queues_of.get(SCHEDULE_TOPIC, {}).items():
-            waits = bounds.max_offset > bounds.min_offset
-            if waits and state.delay_progress.get(queue_id + 1, 0) < bounds.max_offset:
-                found.add(queue_id + 1)
-        return sorted(found)
 
     def _on_applied(self, touched: Sequence[QueueTouched]) -> None:
         for topic, queue_id, max_offset in touched:
-            if topic == SCHEDULE_TOPIC:
-                level = queue_id + 1
-                if level in self._wake:
-                    self._seen[level].note(max_offset, self._clock.monotonic())
-                    self._wake[level].set()
+            level = queue_id + 1
+            if topic == SCHEDULE_TOPIC and level in self._wake:
+                self._seen[level].note(max_offset, self._clock.monotonic())
+                self._wake[level].set()
 
     async def _deliver_level(self, level: int, term: int) -> None:
-        queue_id = queue_of_level(level)
-        state = self._group.state
-        # The applied state holds all there can ever be from earlier leaders: leadership begins
-        # only after this leader's own first entry was applied.
-        next_offset = state.delay_progress.get(level, 0)
-        seen = self._seen[level]
+        queue_id, seen, state = queue_of_level(level), self._seen[level], self._group.state
         while True:
+            # One entry at a time is in flight, and it is applied or never will be.
+            first = state.delay_progress.get(level, 0)
             max_offset = state.max_offset(SCHEDULE_TOPIC, queue_id)
             seen.note(max_offset, self._clock.monotonic())
-            if next_offset >= max_offset:
+            if first >= max_offset:
                 await self._wake[level].wait()
                 continue
-            units = self._units(queue_id, next_offset, max_offset, MAX_DELIVERIES_PER_ENTRY)
-            count, wait_s = self._count_due(seen, next_offset, units)
+            count = min(max_offset - first, MAX_DELIVERIES_PER_ENTRY)
+            units = self._group.queues.queue(SCHEDULE_TOPIC, queue_id).read(first, count).tolist()
+            if not units:
+                raise InvariantBroken(f"schedule queue {queue_id} has no unit {first}")
+            count, wait_s = self._count_due(seen, first, units)
             if not count:
                 await self._clock.sleep(min(wait_s, LONGEST_SLEEP_S))
                 continue
             async with self._building:
-                deliveries = self._build(level, next_offset, units[:count])
-            if not deliveries:
+                due = ((offset, *unit[:2]) for offset, unit in enumerate(units[:count], first))
+                entry = self._entry_of(due, partial(self._delivered, queue_id), in_order=True)
+            if not entry.chosen:
                 await self._wake[level].wait_or(self._clock, RETRY_S)
                 continue
-            from_offset, to_offset = next_offset, next_offset + len(deliveries)
-            fate = await self._loop.store_deliveries(
-                deliveries,
-                DelayProgressChange(level, from_offset, to_offset),
-                term=term,
-            )
+            progress = DelayProgressChange(level, first, first + len(entry.chosen))
+            fate = await self._loop.store_deliveries(entry.deliveries, progress, term=term)
             if fate is Fate.LEADERSHIP_OVER:
                 return
             if fate is Fate.NOT_STORED:
                 await self._loop.pause()
-                continue
-            applied = state.delay_progress.get(level, 0)
-            if applied != to_offset:
-                raise InvariantBroken(
-                    f"delay level {level} stands at {applied} after delivering up to {to_offset}"
-                )
-            next_offset = to_offset
 
     def _count_due(
-        self, seen: SeenTimes, first: int, units: npt.NDArray[np.void]
+        self, seen: SeenTimes, first: int, units: Sequence[tuple[int, int, int]]
     ) -> tuple[int, float]:
         """Return how many messages from *first* on are due, and how long the next one waits."""
         now_ms, now_s = self._clock.wall_ms(), self._clock.monotonic()
         records = StoredRecords(self._group)
-        for count, (position, _, due_ms) in enumerate(units.tolist()):
-            wait_s = (due_ms - now_ms) / 1000
-            # Float seconds: less than a millisecond to go cannot be waited for on every clock.
-            if wait_s >= LEAST_SLEEP_S:
+        for count, (position, _, due_ms) in enumerate(units):
+            wait_ms = due_ms - now_ms
+            if wait_ms > 0:
                 # No longer than its delay after it was seen, whatever the date is by now.
-                delay_s = (due_ms - _stored_ms(records, position)) / 1000
-                wait_s = min(wait_s, seen.since_s(first + count, now_s) + delay_s - now_s)
-            if wait_s >= LEAST_SLEEP_S:
-                return count, wait_s
+                delay_ms = due_ms - _stored_ms(records, position)
+                seen_ms = round(1000 * (now_s - seen.since_s(first + count, now_s)))
+                wait_ms = min(wait_ms, delay_ms - seen_ms)
+            if wait_ms > 0:
+                return count, wait_ms / 1000
         return len(units), 0.0
-
-    def _units(
-        self, queue_id: int, first: int, max_offset: int, count: int
-    ) -> npt.NDArray[np.void]:
-        queue = self._group.queues.queue(SCHEDULE_TOPIC, queue_id)
-        units = queue.read(first, min(max_offset - first, count))
-        if not len(units):
-            raise InvariantBroken(
-                f"schedule queue {queue_id} has no unit {first}, its end is {max_offset}"
-            )
-        return units
-
-    def _build(self, level: int, first: int, units: npt.NDArray[np.void]) -> list[Delivery]:
-        """Return what goes into one entry, in order; empty when the first one has to wait."""
-        deliveries: list[Delivery] = []
-        size = 0
-        records = StoredRecords(self._group)
-        for offset, (position, unit_size, _) in enumerate(units.tolist(), first):
-            if deliveries and (size + unit_size > self._delivery_bytes_max or records.is_tired):
-                break
-            delivery = self._loop.build(
-                records,
-                position,
-                partial(_delivered, self.real_queue, position, queue_of_level(level), offset),
-            )
-            if delivery is None or self.is_deleting(delivery.topic):
-                break
-            deliveries.append(delivery)
-            size += unit_size
-        return deliveries
-
-
-def _delivered(
-    real_queue: RealQueue, position: int, queue_id: int, offset: int, records: StoredRecords
-) -> Delivery:
-    record = records.read(position)
-    if (record.topic, record.queue_id, record.queue_offset) != (SCHEDULE_TOPIC, queue_id, offset):
-        raise CorruptRecordError(f"another record than message {offset} stands at {position}")
-    return deliver(record, real_queue)
 
 
 def _stored_ms(records: StoredRecords, position: int) -> int:

@@ -15,8 +15,8 @@ Spec: docs/internals/protocol/semantics.md, section 2; docs/internals/state.md, 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from heapq import heappop, heappush
 from itertools import pairwise
@@ -26,33 +26,24 @@ import numpy as np
 import numpy.typing as npt
 import trio
 
-from dledger.commitlog.errors import CorruptRecordError
 from dledger.commitlog.properties import TIMER_TOPIC
-from dledger.commitlog.record import PHY_OFFSET_OFFSET, QUEUE_OFFSET_OFFSET
-from dledger.group_api import BrokerGroup, QueueTouched
-from dledger.remoting.seams import Clock
-from dledger.services.delayed_message import (
-    Delivery,
-    RealQueue,
-    TimerClaims,
-    delivered_message,
-    real_destination,
-    rolled_message,
-    same_queue,
+from dledger.group_api import QueueTouched
+from dledger.services.delayed_message import Delivery, TimerClaims, real_destination, rolled_message
+from dledger.services.leader_loop import (
+    LONGEST_SLEEP_S,
+    MAX_DELIVERIES_PER_ENTRY,
+    RETRY_S,
+    DeliveryService,
+    DueEntry,
+    Fate,
+    check_place,
 )
-from dledger.services.leader_loop import RETRY_S, Fate, LeaderLoop
-from dledger.services.stored_record import StoredBytes, StoredRecords, decode_stored
+from dledger.services.stored_record import StoredRecords, decode_stored
 from dledger.state.state_record import TimersChange
 from dledger.waiting import Wakeup
 
 HOUR_MS: Final = 3_600_000
 SECOND_MS: Final = 1000
-
-MAX_DELIVERIES_PER_ENTRY: Final = 128
-"""Messages of one delivery entry, 10 ms or so: a leader sends heartbeats between two of them."""
-
-MAX_DELIVERY_BYTES: Final = 1 << 20
-"""Bytes of one delivery entry, one message at least: an entry must stay far below a segment."""
 
 LOAD_UNITS: Final = 16_384
 """Units of the timer queue read in one go when a term begins, and of an hour sorted into seconds
@@ -161,12 +152,6 @@ class TimerIndex:
         return min(times, default=None)
 
 
-NAME: Final = "timer"
-"""In dead letters, logs and metrics."""
-
-LONGEST_SLEEP_S: Final = 60.0
-"""The wall clock is looked at again after this long, in case it was set; so is what to roll."""
-
 STALE_MAX: Final = 100_000
 """What was recalled and stands in the index still; with more than as many as wait it is made
 again."""
@@ -175,58 +160,36 @@ DEFAULT_ROLL_WINDOW_MS: Final = 2 * 24 * 3_600_000
 """RocketMQ's: two days."""
 
 
-@dataclass(eq=False, repr=False)
-class TimerMessageService:
+@dataclass(eq=False, repr=False, kw_only=True)
+class TimerMessageService(DeliveryService):
     """Moves due messages of the timer topic to their real queues.
 
-    Args:
-        claims: Shared with the handler that recalls messages.
-        is_deleting: Whether the removal of a topic is in flight: its messages wait until it is
-            applied, since no queue offset can be assigned in that topic before.
-        entry_bytes_max: Largest entry of the group. What is delivered together takes half of it at
-            most; one message always fits, as the settings are checked.
+    *claims* are shared with the handler that recalls messages.
     """
 
-    _group: BrokerGroup
-    _clock: Clock
-    _claims: TimerClaims
-    is_deleting: Callable[[str], bool] = lambda _topic: False
-    real_queue: RealQueue = same_queue
-    entry_bytes_max: int = 2 * MAX_DELIVERY_BYTES
+    name = "timer"
+
+    claims: TimerClaims
     roll_window_ms: int = DEFAULT_ROLL_WINDOW_MS
     load_units: int = LOAD_UNITS
 
     def __post_init__(self) -> None:
-        self.name = NAME
-        self._bytes_max = min(MAX_DELIVERY_BYTES, self.entry_bytes_max // 2)
+        super().__post_init__()
         self._wake = Wakeup()
         self._index = TimerIndex()
         self._loaded_to = 0
         self._roll_at_s = 0.0
         self._mine: list[int] = []
         """Claimed by the step in hand."""
-        self._loop = LeaderLoop(self._group, self._clock, NAME, is_deleting=self.is_deleting)
 
-    async def run(self) -> None:
-        """Deliver until cancelled. Run it inside the leadership's nursery, once per leadership.
-
-        Cancellation: An entry in flight may still be stored; the next leader sees what it did.
-        """
-        leadership = self._group.leadership
-        if leadership is None:
-            return
-        with self._loop.listening(self._on_applied):
-            await self._loop.settle()
-            self._claims.give_back(self._mine)
-            self._begin()
-            while self._loop.leads(leadership.term):
-                now_ms = self._clock.wall_ms()
-                await self._load(now_ms)
-                if not (
-                    await self._deliver(leadership.term, now_ms)
-                    or await self._roll(leadership.term)
-                ):
-                    await self._rest()
+    async def _serve(self, term: int) -> None:
+        self.claims.give_back(self._mine)
+        self._begin()
+        while self._loop.leads(term):
+            now_ms = self._clock.wall_ms()
+            await self._load(now_ms)
+            if not (await self._deliver(term, now_ms) or await self._roll(term)):
+                await self._rest()
 
     def _begin(self) -> None:
         """Forget which messages are known to be due: it is read from the queue again."""
@@ -274,17 +237,15 @@ class TimerMessageService:
                 self._index.add(waiting + first, due_ms)
             await trio.lowlevel.checkpoint()
 
-    def _positions(self, offsets: Sequence[int]) -> Iterator[tuple[int, int]]:
-        """Yield position and size of each message; neighbours are read together."""
-        if not offsets:
-            return
+    def _claimed_units(self, offsets: Sequence[int]) -> Iterator[tuple[int, int, int]]:
+        """Claim *offsets*; yield each with its position and size; neighbours are read together."""
+        mine = self._mine = [each for each in offsets if self.claims.claim(each)]
         queue = self._group.queues.queue(TIMER_TOPIC, 0)
-        breaks = [
-            place for place, (one, other) in enumerate(pairwise(offsets), 1) if other != one + 1
-        ]
-        for start, end in pairwise([0, *breaks, len(offsets)]):
-            units = queue.read(offsets[start], end - start)
-            yield from zip(units["phy_offset"].tolist(), units["size"].tolist(), strict=True)
+        breaks = [place for place, (one, other) in enumerate(pairwise(mine), 1) if other != one + 1]
+        for start, end in pairwise([0, *breaks, len(mine)] if mine else ()):
+            units = queue.read(mine[start], end - start)
+            places = units["phy_offset"].tolist(), units["size"].tolist()
+            yield from zip(mine[start:end], *places, strict=True)
 
     # -- delivering ------------------------------------------------------------------------
 
@@ -295,10 +256,11 @@ class TimerMessageService:
             return False
         timers = self._group.state.timers
         # A recall that is on its way may fail: then the message is due after all.
-        held = [each for each in taken if each in timers and self._claims.is_claimed(each)]
-        entry = self._entry_of(taken, partial(_delivered, self.real_queue))
+        held = [each for each in taken if each in timers and self.claims.is_claimed(each)]
+        entry = self._entry_of(self._claimed_units(taken), partial(self._delivered, 0))
+        self._give_back(entry.left + entry.unready)
         self._index.put_back(entry.left + held, now_ms)
-        self._look_again(entry.damaged, now_ms)
+        self._look_again(entry.unready, now_ms)
         if not entry.chosen:
             if entry.left or held:
                 await self._clock.sleep(RETRY_S)
@@ -309,32 +271,8 @@ class TimerMessageService:
             self._index.put_back(entry.chosen, now_ms)
         return True
 
-    def _entry_of(
-        self, offsets: list[int], make: Callable[[int, int, StoredRecords], Delivery]
-    ) -> _Entry:
-        """Claim *offsets*; return messages for one entry, and what does not go with them."""
-        entry, size, records = _Entry(), 0, StoredRecords(self._group)
-        delivery: Delivery | None = None
-        mine = self._mine = [each for each in offsets if self._claims.claim(each)]
-        for offset, (position, record_bytes) in zip(mine, self._positions(mine), strict=True):
-            is_over = records.is_tired or delivery is _YOUNG
-            if is_over or (entry.chosen and size + record_bytes > self._bytes_max):
-                entry.left.append(offset)
-                continue
-            delivery = self._loop.build(records, position, partial(make, position, offset))
-            if delivery is None:
-                entry.damaged.append(offset)
-            elif delivery is _YOUNG or self.is_deleting(delivery.topic):
-                entry.left.append(offset)
-            else:
-                entry.deliveries.append(delivery)
-                entry.chosen.append(offset)
-                size += record_bytes
-        self._give_back(entry.left + entry.damaged)
-        return entry
-
     def _give_back(self, offsets: Sequence[int]) -> None:
-        self._claims.give_back(offsets)
+        self.claims.give_back(offsets)
         given = set(offsets)
         self._mine = [each for each in self._mine if each not in given]
 
@@ -344,7 +282,7 @@ class TimerMessageService:
             due_ms = np.full(len(offsets), now_ms + int(RETRY_S * 1000), np.int64)
             self._index.add(np.array(sorted(offsets), np.int64), due_ms)
 
-    async def _store(self, entry: _Entry, term: int) -> bool:
+    async def _store(self, entry: DueEntry, term: int) -> bool:
         """Store an entry's messages in the place of the old; false when that is not done."""
         chosen = entry.chosen
         fate = await self._loop.store_deliveries(
@@ -370,47 +308,22 @@ class TimerMessageService:
         count = min(ROLLED_OFFSETS, self._max_offset - first)
         waiting = (np.flatnonzero(timers.mask(first, count)) + first).tolist()
         old_ms = self._clock.wall_ms() - self.roll_window_ms
-        entry = self._entry_of(waiting, partial(self._rolled, old_ms))
+        entry = self._entry_of(self._claimed_units(waiting), partial(self._rolled, old_ms))
+        self._give_back(entry.left + entry.unready)
         if not entry.chosen:
             self._roll_at_s = self._clock.monotonic() + LONGEST_SLEEP_S
             return False
         await self._store(entry, term)
         return True
 
-    def _rolled(self, old_ms: int, position: int, offset: int, records: StoredRecords) -> Delivery:
+    def _rolled(
+        self, old_ms: int, position: int, offset: int, records: StoredRecords
+    ) -> Delivery | None:
         data = records.bytes_at(position)
-        _check_place(data, position, offset)
+        check_place(data, position, 0, offset)
         record = decode_stored(data)
         if record.store_timestamp_ms >= old_ms:
-            return _YOUNG
+            return None
         # From its new place it would count as sent to a topic that was made since.
         run = real_destination(record.properties, position, self.real_queue)
-        return _YOUNG if self.is_deleting(run.topic) else rolled_message(record)
-
-
-@dataclass(slots=True)
-class _Entry:
-    """What one step does: *deliveries* in the place of *chosen*; the others wait."""
-
-    deliveries: list[Delivery] = field(default_factory=list)
-    chosen: list[int] = field(default_factory=list)
-    left: list[int] = field(default_factory=list)
-    damaged: list[int] = field(default_factory=list)
-
-
-_YOUNG: Final = Delivery(TIMER_TOPIC, 0, b"", -1)
-"""Stands for a message that need not be rolled yet."""
-
-
-def _delivered(
-    real_queue: RealQueue, position: int, offset: int, records: StoredRecords
-) -> Delivery:
-    data = records.bytes_at(position)
-    _check_place(data, position, offset)
-    return delivered_message(data, real_queue)
-
-
-def _check_place(data: StoredBytes, position: int, offset: int) -> None:
-    found = int.from_bytes(data[QUEUE_OFFSET_OFFSET:PHY_OFFSET_OFFSET], "big")
-    if found != offset:
-        raise CorruptRecordError(f"another record than message {offset} stands at {position}")
+        return None if self.is_deleting(run.topic) else rolled_message(record)

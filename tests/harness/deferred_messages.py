@@ -93,7 +93,7 @@ class Deferred:
             ScheduleMessageService(
                 self.group,
                 self.clock,
-                LEVELS_MS,
+                levels=len(LEVELS_MS),
                 is_deleting=topics.is_ending,
                 real_queue=topics.real_queue,
                 entry_bytes_max=self.entry_bytes_max,
@@ -101,7 +101,7 @@ class Deferred:
             TimerMessageService(
                 self.group,
                 self.clock,
-                processors.timer_claims,
+                claims=processors.timer_claims,
                 is_deleting=topics.is_ending,
                 real_queue=topics.real_queue,
                 entry_bytes_max=self.entry_bytes_max,

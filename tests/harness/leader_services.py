@@ -115,14 +115,14 @@ class LeaderServices(ServedGroup):
             ScheduleMessageService(
                 self.group,
                 self.clock,
-                LEVELS_MS,
+                levels=len(LEVELS_MS),
                 is_deleting=processors.topics.is_ending,
                 real_queue=processors.topics.real_queue,
             ),
             TimerMessageService(
                 self.group,
                 self.clock,
-                processors.timer_claims,
+                claims=processors.timer_claims,
                 is_deleting=processors.topics.is_ending,
                 real_queue=processors.topics.real_queue,
             ),

@@ -68,7 +68,7 @@ class Leader(LeaderServices):
         log, clock = self.group.log, self.clock
         self.retention = RetentionService(
             self.group, lambda: log, StoreTable(),
-            clock=clock, levels=18, saved_index=lambda: 0, disk_ratio=lambda: 0.0,
+            clock=clock, saved_index=lambda: 0, disk_ratio=lambda: 0.0,
         )  # fmt: skip
 
     async def serve(self) -> None:

@@ -82,7 +82,6 @@ async def test_floor_steps_move_few_queues_each_and_may_end_anywhere(
             lambda: group.store.log,
             StoreTable(mapped_file_size_commit_log=SEGMENT_BYTES, keep_bytes=SEGMENT_BYTES),
             clock=leader.clock,
-            levels=18,
             saved_index=lambda: group.store.saved_index,
             disk_ratio=lambda: 0.0,
         )

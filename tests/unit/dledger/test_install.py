@@ -60,7 +60,6 @@ def retention(leader: Replica, keep_segments: int) -> RetentionService:
             mapped_file_size_commit_log=SEGMENT_BYTES, keep_bytes=keep_segments * SEGMENT_BYTES
         ),
         clock=leader.clock,
-        levels=18,
         saved_index=lambda: group.store.saved_index,
         disk_ratio=lambda: 0.0,
     )

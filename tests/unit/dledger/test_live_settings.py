@@ -64,7 +64,6 @@ def live_settings(
         lambda: group.log,
         config.store,
         clock=broker.clock,
-        levels=0,
         saved_index=lambda: 0,
         disk_ratio=lambda: 0.5,
     )

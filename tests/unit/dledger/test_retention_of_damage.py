@@ -23,7 +23,6 @@ async def test_member_alone_gives_up_what_it_cannot_repair(tmp_path: Path) -> No
             lambda: store.log,
             StoreTable(mapped_file_size_commit_log=SEGMENT_BYTES, keep_bytes=SEGMENT_BYTES),
             clock=leader.clock,
-            levels=18,
             saved_index=lambda: store.saved_index,
             disk_ratio=lambda: 0.0,
         )

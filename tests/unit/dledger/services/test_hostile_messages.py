@@ -113,53 +113,38 @@ def was_set_aside(leader: LeaderServices, service: str, reason: str, body: bytes
     assert leader.group.service_counts.set_aside == Counter({service: 1})
 
 
-@pytest.mark.parametrize(("properties", "reason"), NO_WAY)
-async def test_a_level_sets_aside_what_goes_nowhere(
-    leader: LeaderServices, nursery: trio.Nursery, properties: bytes, reason: str
-) -> None:
-    at = leader.store(SCHEDULE_TOPIC, b"UNIQ_KEY\x01K\x02" + properties, b"hostile")
-    leader.store(SCHEDULE_TOPIC, with_real_destination(b"", "T", 0), b"next")
-    nursery.start_soon(leader.serve)
-    await trio.sleep(60)
-    assert [bytes(record.body) for record in leader.read("T")] == [b"next"]
-    was_set_aside(leader, "delay_levels", reason, b"hostile")
-    (letter,) = leader.read(SET_ASIDE_TOPIC)
-    assert letter.property_map["UNIQ_KEY"] == "K"
-    assert letter.property_map["SET_ASIDE_POSITION"] == str(at)
-    assert leader.group.state.delay_progress[1] == 2
-
-
-@pytest.mark.parametrize(("properties", "reason"), NO_WAY)
-async def test_the_timer_sets_aside_what_goes_nowhere(
-    leader: LeaderServices, nursery: trio.Nursery, properties: bytes, reason: str
-) -> None:
-    due = b"TIMER_OUT_MS\x01%d\x02" % (leader.clock.wall_ms() + 1000)
-    leader.store(TIMER_TOPIC, properties + due, b"hostile")
-    leader.store(TIMER_TOPIC, timed(leader, 1, b""), b"next")
-    nursery.start_soon(leader.serve)
-    await trio.sleep(60)
-    assert [bytes(record.body) for record in leader.read("T")] == [b"next"]
-    was_set_aside(leader, "timer", reason, b"hostile")
-    assert not len(leader.group.state.timers)
-
-
-@pytest.mark.parametrize(("properties", "reason"), NO_WAY)
-async def test_unroutable_half_message_is_set_aside(
-    leader: LeaderServices, nursery: trio.Nursery, properties: bytes, reason: str
-) -> None:
-    leader.store(HALF_TOPIC, b"PGROUP\x01p\x02" + properties, b"hostile")
-    assert len(leader.group.state.transactions.open) == 1
-    nursery.start_soon(leader.serve)
-    await trio.sleep(60)
-    was_set_aside(leader, "transactions", reason, b"hostile")
-    assert not leader.group.state.transactions.open
-
-
 WAYS = [
     pytest.param(SCHEDULE_TOPIC, "delay_levels", id="delay level"),
     pytest.param(TIMER_TOPIC, "timer", id="timer"),
     pytest.param(HALF_TOPIC, "transactions", id="half message"),
 ]
+
+
+@pytest.mark.parametrize(("topic", "service"), WAYS)
+@pytest.mark.parametrize(("properties", "reason"), NO_WAY)
+async def test_what_goes_nowhere_is_set_aside(
+    leader: LeaderServices,
+    nursery: trio.Nursery,
+    properties: bytes,
+    reason: str,
+    topic: str,
+    service: str,
+) -> None:
+    due = b"TIMER_OUT_MS\x01%d\x02" % (leader.clock.wall_ms() + 1000) if service == "timer" else b""
+    at = leader.store(topic, b"UNIQ_KEY\x01K\x02PGROUP\x01p\x02" + properties + due, b"hostile")
+    if topic != HALF_TOPIC:
+        waiting(leader, topic, b"next")
+    nursery.start_soon(leader.serve)
+    await trio.sleep(60)
+    was_set_aside(leader, service, reason, b"hostile")
+    (letter,) = leader.read(SET_ASIDE_TOPIC)
+    assert letter.property_map["UNIQ_KEY"] == "K"
+    assert letter.property_map["SET_ASIDE_POSITION"] == str(at)
+    if topic != HALF_TOPIC:
+        assert [bytes(record.body) for record in leader.read("T")] == [b"next"]
+    assert leader.group.state.delay_progress == ({1: 2} if topic == SCHEDULE_TOPIC else {})
+    assert not len(leader.group.state.timers)
+    assert not leader.group.state.transactions.open
 
 
 def waiting(leader: LeaderServices, topic: str, body: bytes) -> int:

@@ -105,7 +105,6 @@ class Kept:
                 delete_when=((hour_now + 5) % 24,),
             ),
             clock=clock,
-            levels=0,
             saved_index=lambda: self.saved_index,
             disk_ratio=lambda: self.used,
         )

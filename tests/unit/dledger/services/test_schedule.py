@@ -4,20 +4,17 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import trio
 
 from dledger.broker_errors import NotLeaderError
 from dledger.commitlog.derive import DEFAULT_DELAY_MS
-from dledger.commitlog.entry import RecordBatch
-from dledger.commitlog.errors import InvariantBroken
 from dledger.commitlog.properties import SCHEDULE_TOPIC
 from dledger.commitlog.record import encode_record
 from dledger.services.delayed_message import queue_of_level, with_real_destination
 from dledger.services.schedule import ScheduleMessageService
-from dledger.state.state_record import DelayProgressChange, state_batch
+from dledger.state.state_record import DelayProgressChange
 from tests.harness.broker import LEVELS_MS
 from tests.harness.leader_services import ServedGroup
 
@@ -49,14 +46,13 @@ class World(ServedGroup):
         ]
         self.put(SCHEDULE_TOPIC, schedule_queue, records)
 
-    async def serve(self, entry_bytes_max: int = 1 << 23) -> None:
+    async def serve(self) -> None:
         """Run the service as a leadership does."""
         service = ScheduleMessageService(
             self.group,
             self.clock,
-            LEVELS_MS,
+            levels=len(LEVELS_MS),
             is_deleting=self.deleting.__contains__,
-            entry_bytes_max=entry_bytes_max,
         )
         await self.lead(service.run)
 
@@ -103,26 +99,6 @@ async def test_schedule_waits_a_short_rest(
     await trio.sleep(before_s + 0.01)
     (record,) = world.read()
     assert record.store_timestamp_ms >= due_ms
-
-
-async def test_delivery_batch_fits_the_smallest_entry(
-    world: World, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sizes: list[int] = []
-    submit = world.group.submit
-
-    async def measured(batch: RecordBatch, settled: Any) -> Any:
-        sizes.append(len(memoryview(batch.records)))
-        return await submit(batch, settled)
-
-    monkeypatch.setattr(world.group, "submit", measured)
-    bodies = [b"%d" % number * 16_000 for number in range(8)]
-    world.delay(1, *bodies)
-    nursery.start_soon(world.serve, 65_536)
-    await trio.sleep(1.5)
-    assert world.bodies() == bodies
-    assert len(sizes) > 1
-    assert max(sizes) < 65_536 // 2 + 1_000
 
 
 async def test_message_and_progress_are_one_entry(world: World, nursery: trio.Nursery) -> None:
@@ -263,23 +239,6 @@ async def test_a_leader_whose_clock_is_behind_delivers_no_earlier(
     assert record.store_timestamp_ms >= due_ms - 2000, "by the guard, not before the full delay"
 
 
-async def test_progress_that_contradicts_the_service_stops_the_node(world: World) -> None:
-    world.delay(1, b"a", b"b")
-    applied_by_others = state_batch(DelayProgressChange(1, 0, 2))
-
-    async def interfere() -> None:
-        await trio.sleep(0.99)
-        world.group.commit_latency_s = 0.5
-        await trio.sleep(0.02)
-        # Behind the service's entry in the same append: what it delivered is counted twice.
-        world.group.propose(applied_by_others, lambda _: None)
-
-    with pytest.RaisesGroup(InvariantBroken, flatten_subgroups=True):
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(world.serve)
-            nursery.start_soon(interfere)
-
-
 async def test_a_level_that_is_configured_no_more_is_delivered_still(
     world: World, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -306,3 +265,19 @@ async def test_a_longer_delay_counts_that_was_configured_between(
     assert world.bodies() == [b"five"]
     await trio.sleep(0.2)
     assert world.bodies() == [b"five", b"sixty", b"five more"]
+
+
+async def test_a_topic_that_is_being_deleted_holds_its_level(
+    world: World, nursery: trio.Nursery
+) -> None:
+    nursery.start_soon(world.serve)
+    world.deleting.add("gone")
+    world.delay(1, b"a")
+    world.delay(1, b"b", topic="gone")
+    world.delay(1, b"c")
+    world.delay(2, b"other level")
+    await trio.sleep(6)
+    assert (world.bodies(), world.bodies("gone")) == ([b"a", b"other level"], [])
+    world.deleting.clear()
+    await trio.sleep(2)
+    assert (world.bodies(), world.bodies("gone")) == ([b"a", b"other level", b"c"], [b"b"])

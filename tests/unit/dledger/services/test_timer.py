@@ -60,7 +60,7 @@ class World(ServedGroup):
         service = TimerMessageService(
             self.group,
             self.clock,
-            self.claims,
+            claims=self.claims,
             is_deleting=self.deleting.__contains__,
             entry_bytes_max=self.entry_bytes_max,
         )
@@ -131,19 +131,6 @@ async def test_a_recall_on_its_way_holds_the_delivery_back(
     world.claims.give_back([0])  # it was not stored
     await trio.sleep(2)
     assert world.bodies() == [b"b", b"a"]
-
-
-async def test_timer_waits_out_the_same_leadership(world: World, nursery: trio.Nursery) -> None:
-    world.schedule(1, b"a")
-    world.group.stalled = True
-    nursery.start_soon(world.serve)
-    await trio.sleep(2.5)
-    world.group.time_out()
-    await trio.sleep(10)
-    assert world.group.log.last_index == 2, "not proposed again"
-    world.group.stalled = False
-    world.group.apply()
-    assert world.bodies() == [b"a"]
 
 
 async def test_what_the_log_did_not_take_is_tried_again(

@@ -74,7 +74,6 @@ async def test_the_leader_moves_them_and_readers_see_it(
         lambda: group.log,
         StoreTable(mapped_file_size_commit_log=SEGMENT_BYTES),
         clock=clock,
-        levels=0,
         saved_index=lambda: 0,
         disk_ratio=lambda: 0.0,
     )

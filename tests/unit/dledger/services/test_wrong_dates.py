@@ -61,14 +61,14 @@ class Led:
         schedule = ScheduleMessageService(
             self.group,
             self.dates,
-            LEVELS_MS,
+            levels=len(LEVELS_MS),
             is_deleting=set[str]().__contains__,
             entry_bytes_max=ENTRY_BYTES_MAX,
         )
         timer = TimerMessageService(
             self.group,
             self.dates,
-            TimerClaims(self.group),
+            claims=TimerClaims(self.group),
             is_deleting=set[str]().__contains__,
             entry_bytes_max=ENTRY_BYTES_MAX,
         )
@@ -134,7 +134,6 @@ async def test_retention_goes_by_a_date_once_it_stays(
             lambda: entry_log,
             StoreTable(mapped_file_size_commit_log=SEGMENT_BYTES, file_reserved_time=1),
             clock=world.dates,
-            levels=0,
             saved_index=lambda: entry_log.last_index,
             disk_ratio=lambda: 0.0,
         )
