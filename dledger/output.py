@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from enum import IntEnum
@@ -296,6 +296,21 @@ def show(
         [name.replace("_", " ") for name in columns],
         [[row.get(name) for name in columns] for row in rows],
     )
+
+
+def show_facts(
+    output: str, title: str, facts: Mapping[str, Any], names: Iterable[str] | None = None
+) -> None:
+    """Print what came of a command: all as JSON, or a table of those *names* that have a value.
+
+    *names*: None: all.
+    """
+    if output == "json":
+        print_json(facts)
+        return
+    shown = {name: facts[name] for name in (facts if names is None else names)}
+    rows = [[name.replace("_", " "), value] for name, value in shown.items() if value != ""]
+    print_table(title, ["what", "value"], rows)
 
 
 def answer(output: str, value: object, *sentences: str) -> None:

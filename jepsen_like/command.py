@@ -21,7 +21,16 @@ from dledger.jepsen_like.plans.shrink import shrink
 from dledger.jepsen_like.soak import SOMETIMES, Gate, Totals, gate, run_worker
 from dledger.jepsen_like.worker import Order, Report, kinds_of, plan_of, report_of, with_preset
 from dledger.jepsen_like.workloads.presets import PRESETS
-from dledger.output import CliError, ExitCode, Output, live_text, note, print_json, print_table
+from dledger.output import (
+    CliError,
+    ExitCode,
+    Output,
+    live_text,
+    note,
+    print_json,
+    print_table,
+    show_facts,
+)
 
 app = App(
     name="sim",
@@ -250,10 +259,7 @@ async def determinism(
         "invalid": sorted(found.invalid),
         "wall_s": round(time.monotonic() - begin_s, 1),
     }
-    if output == "json":
-        print_json(facts)
-    else:
-        print_table("Determinism", ["what", "value"], [[k, str(v)] for k, v in facts.items()])
+    show_facts(output, "Determinism", facts)
     for number, why in sorted(found.invalid.items()):
         note(f"seed {number} is not valid: {why}")
         note(f"replay: dledger sim run --soak-plan --seed {number} --duration {duration:g}")

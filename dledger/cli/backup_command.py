@@ -16,7 +16,7 @@ from dledger.output import (
     Output,
     note,
     print_json,
-    print_table,
+    show_facts,
     utc,
 )
 
@@ -85,10 +85,7 @@ async def create(
         "copied_bytes": done.copied_bytes,
         "size_bytes": manifest.size_bytes,
     }
-    if output == "json":
-        print_json({**rows, "manifest": msgspec.to_builtins(manifest)})
-    else:
-        _print(rows)
+    show_facts(output, "", {**rows, "manifest": msgspec.to_builtins(manifest)}, rows)
     if done.began_over:
         note(
             "the group no longer keeps the entry after the one that this backup ended with: "
@@ -118,7 +115,9 @@ def verify(target: TargetFolder, /, *, output: Output = "table") -> None:
         print_json(rows)
     else:
         topics = rows.pop("topics")
-        _print({**rows, **{f"topic {name}": count for name, count in topics.items()}})
+        show_facts(
+            output, "", {**rows, **{f"topic {name}": count for name, count in topics.items()}}
+        )
         note("the backup is whole")
 
 
@@ -166,10 +165,6 @@ def restore(
         ) from None
     note(f"entry {index} makes {owner.name} the only member of {owner.group} in {owner.cluster}")
     note("start its broker; start the others with empty folders, then dledger raft add each")
-
-
-def _print(rows: dict[str, Any]) -> None:
-    print_table("", ["what", "value"], [[k.replace("_", " "), str(v)] for k, v in rows.items()])
 
 
 def when(at_ms: int) -> str | None:

@@ -16,9 +16,8 @@ from dledger.output import (
     Output,
     Wide,
     note,
-    print_json,
-    print_table,
     show,
+    show_facts,
 )
 
 if TYPE_CHECKING:
@@ -204,10 +203,8 @@ def recover(
     recovery = Recovery(OsDisk(), str(folder.resolve()))
     try:
         survivor = recovery.survivor
-        if output == "json":
-            print_json({**survivor.rows(), "lost": what_may_be_lost(survivor)})
-        else:
-            print_table("", ["what", "value"], [[k, str(v)] for k, v in survivor.rows().items()])
+        facts = survivor.rows()
+        show_facts(output, "", {**facts, "lost": what_may_be_lost(survivor)}, facts)
         for line in what_may_be_lost(survivor):
             note(line)
         if not force:

@@ -41,7 +41,7 @@ from dledger.jepsen_like.plans.shrink import shrink
 from dledger.jepsen_like.report.run_folder import kept_verdicts
 from dledger.jepsen_like.report.wording import many
 from dledger.jepsen_like.workloads.presets import PRESETS
-from dledger.output import CliError, ExitCode, Output, addresses, note, print_json, print_table
+from dledger.output import CliError, ExitCode, Output, addresses, note, print_json, show
 
 app = App(
     name="chaos",
@@ -94,12 +94,7 @@ def list_faults(*, output: Output = "table") -> int:
         }
         for kind in SHAPES
     ]
-    if output == "json":
-        print_json(packages + kinds)
-    else:
-        columns = ["name", "kind", "about", "missing"]
-        rows = [[row[name] for name in columns] for row in packages + kinds]
-        print_table("", columns, rows)
+    show(output, "", packages + kinds, ("name", "kind", "about", "missing"))
     return ExitCode.OK
 
 
@@ -117,10 +112,7 @@ def _packages_of(kind: Kind) -> str:
 def list_workloads(*, output: Output = "table") -> int:
     """List the workloads by name."""
     rows = [{"name": name, "about": preset.about} for name, preset in PRESETS.items()]
-    if output == "json":
-        print_json(rows)
-    else:
-        print_table("", ["name", "about"], [[row["name"], row["about"]] for row in rows])
+    show(output, "", rows, ("name", "about"))
     return ExitCode.OK
 
 

@@ -40,7 +40,7 @@ from dledger.jepsen_like.plans.promised import promised
 from dledger.jepsen_like.report.run_folder import PLAN_FILE, kept_verdicts
 from dledger.jepsen_like.report.wording import many
 from dledger.jepsen_like.workloads.presets import workload_for
-from dledger.output import CliError, ExitCode, Output, note, print_json
+from dledger.output import CliError, ExitCode, Output, note, print_json, print_table
 
 WORKLOAD: Final = "demo"
 SEED: Final = 1
@@ -277,29 +277,19 @@ def show(facts: dict[str, Any], output: str) -> int:
     if output == "json":
         print_json(facts)
         return code
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(show_header=True, header_style="bold")
-    table.add_column("")
-    table.add_column("result", justify="right")
-    table.add_column("meaning")
-    for name, meaning in MEANINGS.items():
-        value = facts[name]
-        table.add_row(name.replace("_", " "), _text_of(value), meaning, style=_style(name, value))
-    console = Console()
-    console.print(table)
+    rows = [(n.replace("_", " "), _text_of(facts[n]), meaning) for n, meaning in MEANINGS.items()]
+    print_table("", ["what", "result", "meaning"], rows)
     for violation in facts["violations"][:VIOLATIONS_SHOWN]:
         words = f"{violation['checker']}: {violation['name']}, {violation['subject']}"
-        console.print(f"[red]{words}: {violation['detail']}[/red]", highlight=False)
+        print(f"{words}: {violation['detail']}")
     if facts["kept"]:
-        console.print(f"[bold green]{KEPT}[/bold green] Checked: {', '.join(facts['checked'])}.")
+        print(f"{KEPT} Checked: {', '.join(facts['checked'])}.")
     elif facts["verdict"] == "unknown":
-        console.print(f"[bold red]Not known:[/bold red] {facts['reason']}. See {facts['folder']}")
+        print(f"Not known: {facts['reason']}. See {facts['folder']}")
     else:
-        console.print(f"[bold red]The check found a violation.[/bold red] See {facts['folder']}")
+        print(f"The check found a violation. See {facts['folder']}")
     if "report" in facts:
-        console.print(f"report: {facts['report']}", highlight=False)
+        print(f"report: {facts['report']}")
     return code
 
 
@@ -312,11 +302,3 @@ def _text_of(value: object) -> str:
     if isinstance(value, float):
         return f"{value:,.0f}"
     return f"{value:,}" if isinstance(value, int) else "-"
-
-
-def _style(name: str, value: object) -> str:
-    if "must be 0" in MEANINGS[name]:
-        return "green" if value == 0 else "bold red"
-    if name == "replicas_equal":
-        return "green" if value else "bold red"
-    return ""

@@ -10,7 +10,7 @@ import msgspec
 from cyclopts import Parameter
 
 from dledger.cli.progress import progress
-from dledger.output import CliError, ExitCode, Output, note, print_json, print_table
+from dledger.output import CliError, ExitCode, Output, note, print_table, show_facts
 from dledger.spark_jobs.audit.compare import audit as audit_folders
 from dledger.spark_jobs.audit.segment_report import Report
 from dledger.spark_jobs.commands.progress import task_lines
@@ -53,17 +53,19 @@ def audit(
     return EXIT.get(report.verdict, UNKNOWN_EXIT)
 
 
+NAMES: Final = (
+    *("verdict", "reason", "commit_index", "commit_position", "entries", "records"),
+    *("units", "keys", "finding_count"),
+)
+"""Of a report, in the table for people."""
+
+
 def show(report: Report, output: str) -> None:
     """Print a report for people or for programs."""
     shown: dict[str, Any] = {**msgspec.to_builtins(report), "digest": report.digest}
+    show_facts(output, "Audit", shown, NAMES)
     if output == "json":
-        print_json(shown)
         return
-    names = ("verdict", "reason", "commit_index", "commit_position", "entries", "records")
-    rows = [[name.replace("_", " "), shown[name]] for name in names if shown[name] != ""]
-    rows += [[name, shown[name]] for name in ("units", "keys")]
-    rows.append(["differences", report.finding_count])
-    print_table("Audit", ["what", "value"], [[name, str(value)] for name, value in rows])
     columns = ("replica", "first_index", "last_index", "commit_index", "end_position", "running")
     replicas = [[getattr(one, name) for name in columns] for one in report.replicas]
     if replicas:

@@ -20,7 +20,7 @@ from dledger.jepsen_like.checkers.kernel.facts import Columns
 from dledger.jepsen_like.checkers.kernel.judge import judge_queue
 from dledger.jepsen_like.checkers.kernel.tables import gather
 from dledger.jepsen_like.history.operation import NOTHING
-from dledger.output import CliError, ExitCode, Output, note, print_json, print_table
+from dledger.output import CliError, ExitCode, Output, note, show
 from dledger.spark_jobs.generate.history import BLOCK_OPS, Shape, generate
 from dledger.spark_jobs.generate.queue_stream import QueueStream
 from dledger.spark_jobs.run import Engine, judge_run
@@ -72,23 +72,7 @@ def bench(
     for length in lengths:
         note(f"Parquet to verdict, {length:,} operations")
         figures.append(end_to_end(Shape(length, clients, queues), engine))
-    if output == "json":
-        print_json(msgspec.to_builtins(figures))
-        return ExitCode.OK
-    columns = ["what", "operations", "s", "CPU s", "M ops/s", "M ops/CPU s", "MiB"]
-    rows = [
-        [
-            figure.what,
-            figure.ops,
-            figure.seconds,
-            figure.cpu_seconds,
-            figure.ops_per_s / 1e6,
-            figure.ops_per_cpu_s / 1e6,
-            figure.peak_mib,
-        ]
-        for figure in figures
-    ]
-    print_table("Checking", columns, rows)
+    show(output, "Checking", msgspec.to_builtins(figures), Figure.__struct_fields__)
     return ExitCode.OK
 
 

@@ -9,7 +9,7 @@ import msgspec
 from cyclopts import App, Parameter
 
 from dledger.cli.progress import progress
-from dledger.output import CliError, ExitCode, Output, note, print_json, print_table
+from dledger.output import CliError, ExitCode, Output, note, show_facts
 
 app = App(
     name="history",
@@ -45,12 +45,8 @@ def ingest(name: RunName, /, *, store: Store = STORE, output: Output = "table") 
 
     folder = run_folder(name, store)
     counts = parquet.ingest(folder)
-    shown = msgspec.to_builtins(counts)
-    if output == "json":
-        print_json({**shown, "parquet": str(folder / parquet.FOLDER)})
-    else:
-        rows = [[key.replace("_", " "), value] for key, value in shown.items() if key != "versions"]
-        print_table("Tables", ["what", "value"], rows)
+    shown = {**msgspec.to_builtins(counts), "parquet": str(folder / parquet.FOLDER)}
+    show_facts(output, "Tables", shown, [name for name in shown if name != "versions"])
     if counts.lost_records:
         note(f"{counts.lost_records} records could not be read; see parquet/bad.parquet")
         return ExitCode.FAILED
@@ -78,13 +74,7 @@ def generate(
         planter_named(plant)
     with progress(ops, "operations") as line:
         made = make(Shape(ops, clients, queues, seed, plant), out, line.to)
-    shown = msgspec.to_builtins(made)
-    if output == "json":
-        print_json({**shown, "run": str(out)})
-    else:
-        print_table(
-            "History", ["what", "value"], [[key, str(value)] for key, value in shown.items()]
-        )
+    show_facts(output, "History", {**msgspec.to_builtins(made), "run": str(out)})
     return ExitCode.OK
 
 
