@@ -38,7 +38,7 @@ from dledger.jepsen_like.history.parquet import (
 from dledger.jepsen_like.plans.plan import Plan, decode_plan
 from dledger.jepsen_like.plans.promised import merge_for, promised
 from dledger.jepsen_like.report.run_folder import PLAN_FILE, RESULT_FILE, kept_verdicts, read_result
-from dledger.spark_jobs.tables import Readable, Tables, check_tables, is_address
+from dledger.spark_jobs.tables import Tables, check_tables, is_address
 
 # ---------------------------------------------------------------------------------- where it is
 
@@ -68,7 +68,7 @@ def path_of(run: Path | str) -> Path | str:
 
 
 @contextmanager
-def located(run: Path | str, open_tables: Callable[[str], Readable]) -> Iterator[Place]:
+def located(run: Path | str, open_tables: Callable[[str], Tables]) -> Iterator[Place]:
     """Yield where a run is; the copies of small files end with the block.
 
     Raises BadInputError: there are no whole tables at the address.
@@ -92,7 +92,7 @@ def located(run: Path | str, open_tables: Callable[[str], Readable]) -> Iterator
         yield Place(folder, address)
 
 
-def _copy(tables: Readable, files: tuple[str, ...], folder: Path) -> None:
+def _copy(tables: Tables, files: tuple[str, ...], folder: Path) -> None:
     for file in files:
         data = tables.read(file)
         if data is not None:
@@ -245,7 +245,7 @@ def _result_of(folder: Path) -> Iterator[None]:
         ) from error
 
 
-_Opened = tuple[Readable, Callable[[Ingested], Source]]
+_Opened = tuple[Tables, Callable[[Ingested], Source]]
 """A folder of tables, and what makes an engine over them, given their summary."""
 
 

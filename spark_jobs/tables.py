@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import numpy.typing as npt
 import pyarrow as pa
@@ -158,35 +158,7 @@ class Tables:
         return table
 
 
-class Readable(Protocol):
-    """A folder of tables anywhere."""
-
-    def name(self, table: str) -> str:
-        """Return the path or address of a table."""
-        ...
-
-    def read(self, file: str) -> bytes | None:
-        """Return the bytes of a small file; None: it is not there."""
-        ...
-
-    def footer(self, table: str) -> tuple[int, int] | None:
-        """Return size and checksum of a table that is one file; None: it is not, or not known."""
-        ...
-
-    def footers(self, table: str) -> Iterator[tuple[Any, int]]:
-        """Yield columns and number of rows of each part of a table."""
-        ...
-
-    def nodes(self) -> Any:
-        """Return the table `nodes`."""
-        ...
-
-    def events(self) -> Any:
-        """Return the table `events`."""
-        ...
-
-
-def check_tables(tables: Readable, counts: Ingested) -> None:
+def check_tables(tables: Tables, counts: Ingested) -> None:
     """See that all tables are there with their columns and as many rows as *counts* has.
 
     The small ones are summed here; an engine sums `ops` and `obs` as it reads them.

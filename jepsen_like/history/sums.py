@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import lru_cache
 from hashlib import blake2b
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -35,21 +35,24 @@ _SPREAD: Final = np.uint64(0x9E3779B97F4A7C15)
 _FACTOR: Final = np.uint64(0xD6E8FEB86659FD93)
 
 
-class Rows(Protocol):
-    """Some rows of a table. A column that is one value has the stride 0."""
+class Rows:
+    """Some rows of a table."""
 
-    @property
-    def num_rows(self) -> int:
-        """How many."""
-        ...
+    def __init__(self, batch: Any) -> None:
+        self._batch = batch
+        self.num_rows: int = batch.num_rows
 
     def numbers(self, name: str) -> npt.NDArray[Any]:
-        """Return a column of numbers."""
-        ...
+        """Return a column of numbers, without a copy; one that is one value has the stride 0."""
+        column: npt.NDArray[Any] = self._batch.column(name).to_numpy()
+        return column
 
     def words(self, name: str) -> tuple[list[str], npt.NDArray[Any]]:
         """Return the different words of a column, and for each row which one it has."""
-        ...
+        column = self._batch.column(name)
+        if not pa.types.is_dictionary(column.type):
+            column = column.dictionary_encode()
+        return column.dictionary.to_pylist(), column.indices.to_numpy()
 
 
 def sum_rows(table: str, rows: Rows) -> int:
@@ -82,7 +85,7 @@ def _sum_of(columns: dict[str, npt.NDArray[Any]], named_by: tuple[str, ...]) -> 
 def sum_of_table(table: str, rows: Any) -> int:
     """Return the sum of an Arrow table or batch of *table*."""
     batches = [rows] if isinstance(rows, pa.RecordBatch) else rows.to_batches()
-    return added(sum_rows(table, _Arrow(batch)) for batch in batches)
+    return added(sum_rows(table, Rows(batch)) for batch in batches)
 
 
 def sum_of_file(table: str, file: Any) -> int:
@@ -99,22 +102,6 @@ def added(sums: Iterable[int]) -> int:
 def as_text(total: int) -> str:
     """Return a sum as a summary has it: 16 hexadecimal digits, which no reader of JSON rounds."""
     return f"{total:016x}"
-
-
-class _Arrow:
-    def __init__(self, batch: Any) -> None:
-        self._batch = batch
-        self.num_rows: int = batch.num_rows
-
-    def numbers(self, name: str) -> npt.NDArray[Any]:
-        column: npt.NDArray[Any] = self._batch.column(name).to_numpy()
-        return column
-
-    def words(self, name: str) -> tuple[list[str], npt.NDArray[Any]]:
-        column = self._batch.column(name)
-        if not pa.types.is_dictionary(column.type):
-            column = column.dictionary_encode()
-        return column.dictionary.to_pylist(), column.indices.to_numpy()
 
 
 def _column(rows: Rows, field: Any) -> npt.NDArray[Any]:

@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from contextlib import suppress
 from hashlib import blake2b
-from typing import Final, Protocol
+from typing import Final
 
-from dledger.commitlog.consume_queue_store import ConsumeQueueStore
 from dledger.commitlog.entry import KIND_RECORDS, parse_header, record_starts
 from dledger.commitlog.entry_log import EntryLog
 from dledger.commitlog.errors import MQError
@@ -30,6 +29,7 @@ from dledger.state.snapshot import snapshot
 from dledger.state.state_record import FloorChange, decode_change
 from dledger.state.tables import StateTables
 from dledger.state.topics import FLOOR_QUEUE
+from dledger.store import ReplicaStore
 
 Queue = tuple[str, int]
 
@@ -137,24 +137,8 @@ CHECKER = "final_read"
 UNREADABLE = "replica cannot be read"
 
 
-class Replica(Protocol):
-    """Log, queues and tables of one replica: a `dledger.group.Group`, or a store that is open."""
-
-    @property
-    def tables(self) -> StateTables:
-        """The state tables."""
-
-    @property
-    def queues(self) -> ConsumeQueueStore:
-        """The consume queues."""
-
-    @property
-    def log(self) -> EntryLog:
-        """The log."""
-
-
 def read_replica(
-    name: str, replica: Replica | None, history: History, now_ns: int
+    name: str, replica: ReplicaStore | None, history: History, now_ns: int
 ) -> list[Violation]:
     """Add to *history* what the replica *name* holds; return what could not be read.
 

@@ -9,7 +9,7 @@ committed where they end.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 import trio
 
@@ -32,11 +32,13 @@ from dledger.jepsen_like.checkers.push_group import (
 )
 from dledger.jepsen_like.checkers.verdict import Verdict
 from dledger.jepsen_like.history.operation import NOTHING, F, Level
+from dledger.jepsen_like.nemesis.ground import Machine
 from dledger.jepsen_like.seeded_rng import rng_stream
 from dledger.jepsen_like.workloads.recorder import value_of
 
 if TYPE_CHECKING:
     from dledger.jepsen_like.plans.plan import Plan
+    from dledger.jepsen_like.workloads.clients import Machine as Host
     from dledger.jepsen_like.workloads.clients import WorkloadClients
 
 GROUP: Final = "push-group"
@@ -65,29 +67,7 @@ HAND_OVERS: Final = 2
 """How often a member leaves and joins in the end: its queues come to others, back, and again."""
 
 
-class MemberMachine(Protocol):
-    """Where a member runs; see `dledger.jepsen_like.nemesis.ground.Machine`."""
-
-    @property
-    def is_down(self) -> bool:
-        """Whether it has no process."""
-
-    async def start(self) -> bool:
-        """Start its program."""
-
-    async def kill(self) -> None:
-        """End it at once."""
-
-
-class Host(Protocol):
-    """What a program is given: the machine it runs on."""
-
-    @property
-    def instance(self) -> ClientInstance | None:
-        """The open client instance; None once it was killed."""
-
-
-MakeMachine = Callable[[str, Callable[[Any], Awaitable[None]]], MemberMachine]
+MakeMachine = Callable[[str, Callable[[Any], Awaitable[None]]], Machine]
 """Makes the machine of that name for a program; it is down."""
 
 
@@ -111,7 +91,7 @@ class PushGroup:
         self._slow_of, self._slow_s = (SLOWER_OF, SLOWER_S) if is_slower else (SLOW_OF, SLOW_S)
         self._slow: dict[str, None] = {}
         self._gets_slow = trio.Event()
-        self._machines: dict[str, MemberMachine] = {
+        self._machines: dict[str, Machine] = {
             name: make(name, self._program(name))
             for name in (f"m{index}" for index in range(plan.workload.push_members))
         }

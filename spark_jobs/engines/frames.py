@@ -21,7 +21,7 @@ from dledger.jepsen_like.checkers.kernel.tables import Batch
 from dledger.jepsen_like.checkers.verdict import BadInputError
 from dledger.jepsen_like.history.columns import OPS, SCHEMAS
 from dledger.spark_jobs.engines.splits import WANTED_SCHEMA, Act, wanted_rows
-from dledger.spark_jobs.tables import AGAIN, check_batch, checked_nodes, keep_memory
+from dledger.spark_jobs.tables import AGAIN, Tables, check_batch, checked_nodes, keep_memory
 
 _BAD = re.compile(r"BadInputError: (.+)")
 
@@ -56,16 +56,12 @@ CONDITIONS_MAX: Final = 16
 """Wants that Spark filters by: its planner is slow with long conditions, and ends at very long."""
 
 
-class FrameTables:
-    """The tables at an address that Spark opens."""
+class FrameTables(Tables):
+    """The tables at an address that Spark opens, and no library of this process."""
 
     def __init__(self, spark: SparkSession, place: str) -> None:
         self._spark, self.place = spark, place.rstrip("/")
         self.frames: dict[str, DataFrame] = {}
-
-    def name(self, table: str) -> str:
-        """Return the address of a table."""
-        return f"{self.place}/{table}.parquet"
 
     def frame(self, table: str) -> DataFrame:
         """Return a table. Raises BadInputError: it is missing, or is no Parquet."""

@@ -90,7 +90,7 @@ SHARES_OF_A_BATCH: Final = 16
 """Facts of chunks that a task hands on at once: 28 MB each at most."""
 
 
-def open_tables(spark: SparkSession, place: str) -> Tables | FrameTables:
+def open_tables(spark: SparkSession, place: str) -> Tables:
     """Return the folder of tables at an address: as this process opens it, or as Hadoop does."""
     try:
         return Tables(place)
@@ -109,7 +109,7 @@ class SparkSource:
     def __init__(
         self,
         spark: SparkSession,
-        tables: Tables | FrameTables | str,
+        tables: Tables | str,
         sums: Mapping[str, str] = MappingProxyType({}),
         *,
         chunk_offsets: int = CHUNK_OFFSETS,
@@ -118,7 +118,7 @@ class SparkSource:
         if isinstance(tables, str):
             tables = open_tables(spark, tables)
         self._width, self._sums, self._count = chunk_offsets, sums, rows
-        self._rows = SplitTables(spark, tables) if isinstance(tables, Tables) else tables
+        self._rows = tables if isinstance(tables, FrameTables) else SplitTables(spark, tables)
         self._ahead: dict[str, tuple[Want, ...]] = {}
         self._met: dict[tuple[str, Want], list[_Part]] = {}
         self._replicas: Replicas | None = None

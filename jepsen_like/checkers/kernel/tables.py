@@ -42,33 +42,32 @@ from dledger.jepsen_like.history.columns import (
     ops_table,
 )
 from dledger.jepsen_like.history.operation import History, Operation
+from dledger.jepsen_like.history.sums import Rows
 
 _LOW: Final = 0xFFFFFFFF
 Each = Callable[[Callable[[Queue], QueueReport], Iterable[Queue]], Iterable[QueueReport]]
 """What `map` does; an engine may do it in several threads."""
 
 
-class Batch:
+class Batch(Rows):
     """Rows of a table; *same*: columns of one value, not decoded."""
 
     def __init__(self, batch: Any, same: Mapping[str, int | str], schema: Any) -> None:
-        self._batch, self.same, self._schema = batch, same, schema
-        self.num_rows: int = batch.num_rows
+        super().__init__(batch)
+        self.same, self._schema = same, schema
 
     def numbers(self, name: str) -> npt.NDArray[Any]:
         """Return a column; without a copy where it was decoded, without memory where it was not."""
         if name in self.same:
             kind = self._schema.field(name).type.to_pandas_dtype()
             return np.broadcast_to(np.asarray(self.same[name], dtype=kind), self.num_rows)
-        column: npt.NDArray[Any] = self._batch.column(name).to_numpy()
-        return column
+        return super().numbers(name)
 
     def words(self, name: str) -> tuple[list[str], npt.NDArray[Any]]:
         """Return the different words of a column, and for each row which one it has."""
         if name in self.same:
             return [str(self.same[name])], np.broadcast_to(np.int32(0), self.num_rows)
-        column = self._batch.column(name)
-        return column.dictionary.to_pylist(), column.indices.to_numpy()
+        return super().words(name)
 
     def meets(self, want: Want) -> Flags:
         """Return which rows are wanted."""
