@@ -10,7 +10,7 @@ import json
 import re
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,18 +18,14 @@ import msgspec
 
 from dledger.jepsen_like.checkers.verdict import Verdict, Violation
 from dledger.jepsen_like.history.operation import (
-    NOTHING,
     Event,
     F,
     History,
-    Level,
-    Operation,
     Outcome,
 )
-from dledger.jepsen_like.plans.plan import Kind, decode_plan
+from dledger.jepsen_like.plans.plan import Kind
 from dledger.jepsen_like.report.series import columns_of, counts_of, percentile, skipped_of
 from dledger.jepsen_like.report.wording import many
-from dledger.settings.text import parse_delay_levels
 
 # ---------------------------------------------------------------------------------- logs of brokers
 
@@ -159,7 +155,6 @@ def result_of(
         "failover_max_ms": _rounded(max(times, default=None)),
         "failover_ms": [round(value, 3) for value in times],
         "counts": counts,
-        "by_workload": _by_workload(history),
         "faults": done,
         "skipped": msgspec.to_builtins(skipped_of(history.events)),
         "versions": history.header.versions,
@@ -186,18 +181,6 @@ def too_little(result: Mapping[str, Any]) -> list[str]:
     return reasons
 
 
-def _by_workload(history: History) -> dict[str, int]:
-    if not history.header.plan:
-        return {}
-    plan = decode_plan(history.header.plan)
-    shares = by_workload(
-        history.operations,
-        levels_ms=parse_delay_levels(plan.settings.delay_levels),
-        idempotent=plan.workload.idempotent,
-    )
-    return dict(shares.most_common())
-
-
 def _rounded(value: float | None) -> float | None:
     return None if value is None else round(value, 3)
 
@@ -214,62 +197,3 @@ def _how_many(verdict: Verdict, names: frozenset[str]) -> int:
                     by_checker[violation.checker], int(reported.group(1))
                 )
     return max(by_checker.values(), default=0)
-
-
-_OF: Final = {
-    F.MAX_OFFSET: "queue-log",
-    F.MIN_OFFSET: "queue-log",
-    F.COMMIT: "offsets",
-    F.FETCH_COMMIT: "offsets",
-    F.LOCK: "locks",
-    F.UNLOCK: "locks",
-    F.HALF: "transactions",
-    F.END_TRANSACTION: "transactions",
-    F.CHECK: "transactions",
-    F.RECALL: "timers",
-    F.SEND_BACK: "retries",
-    F.RETURNED: "retries",
-    F.FILTERED: "filters",
-    F.RECEIVE: "pop",
-    F.ACK: "pop",
-    F.CHANGE_TIME: "pop",
-    F.GIVEN_UP: "pop",
-    F.STEP: "steps",
-    F.STEP_FOUND: "steps",
-    F.PERISHABLE: "time-to-live",
-    F.LIVING: "time-to-live",
-}
-LOCKERS: Final = "lockers"
-"""The consumer group that commits under locks."""
-
-
-def by_workload(
-    operations: Sequence[Operation], *, levels_ms: Collection[int], idempotent: bool
-) -> Counter[str]:
-    """Return how many operations each workload had.
-
-    *idempotent*: producers were; then plain sends and batches are theirs.
-    """
-    shared = {op.parent_op_id for op in operations if op.parent_op_id != op.op_id}
-    levels_ns = {ms * 1_000_000 for ms in levels_ms}
-    return Counter(_names(operations, shared, levels_ns, idempotent))
-
-
-def _names(
-    operations: Iterable[Operation], shared: set[int], levels_ns: set[int], idempotent: bool
-) -> Iterable[str]:
-    for op in operations:
-        if op.f == F.SEND:
-            if op.due_ns != NOTHING:
-                yield "delayed" if op.due_ns - op.call_ns in levels_ns else "timers"
-            elif op.parent_op_id in shared:
-                yield "batches"
-            else:
-                yield "idempotent" if idempotent else "queue-log"
-        elif op.f == F.PULL:
-            # Members of a push group leave a row for each message, as of a read that may be old.
-            yield "push" if op.level == Level.LOCAL and op.cnt == 1 else "queue-log"
-        elif op.group == LOCKERS:
-            yield "locks"
-        elif op.f in _OF:
-            yield _OF[F(op.f)]

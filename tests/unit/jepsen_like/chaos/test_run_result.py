@@ -12,9 +12,7 @@ from collections import Counter
 from pathlib import Path
 
 from dledger.jepsen_like.chaos.run_result import (
-    LOCKERS,
     SHOWN_MAX,
-    by_workload,
     contradictions,
     failover_ms,
     read_logs,
@@ -26,13 +24,11 @@ from dledger.jepsen_like.history.operation import (
     Event,
     F,
     History,
-    Level,
     Operation,
     Outcome,
     RunHeader,
 )
 from dledger.jepsen_like.plans.promised import merge_for
-from dledger.jepsen_like.workloads.consumers import LOCKERS as GROUP
 from tests.harness.rows import row
 
 MS = 1_000_000
@@ -93,45 +89,6 @@ def test_a_run_in_which_too_little_happened_is_no_proof() -> None:
     assert too_little(quiet) == [
         *("1 fault in all", "none of them at the leader", "no fail-over", "7 acknowledged sends")
     ]
-
-
-def test_each_operation_counts_for_one_workload() -> None:
-    second_ns = 1_000_000_000
-    rows = [
-        row(0, F.SEND, 10, 20),
-        row(1, F.SEND, 10, 20),
-        row(2, F.SEND, 10, 20, parent_op_id=1),
-        row(3, F.SEND, 10, 20, due_ns=10 + second_ns),
-        row(4, F.SEND, 10, 20, due_ns=11 + second_ns),
-        row(5, F.RECALL, 10, 20, due_ns=11 + second_ns),
-        row(6, F.PULL, 10, 20, cnt=3),
-        row(7, F.PULL, 10, 20, cnt=1, level=Level.LOCAL),
-        row(8, F.COMMIT, 10, 20, group="consumers-1"),
-        row(9, F.COMMIT, 10, 20, group=LOCKERS, token=4),
-        row(10, F.LOCK, 10, 20, group=LOCKERS),
-        row(11, F.HALF, 10, 20),
-        row(12, F.RETURNED, 10, 20),
-        row(13, F.FILTERED, 10, 20),
-    ]
-    shares = by_workload(rows, levels_ms=(1_000,), idempotent=True)
-    assert shares == {
-        "idempotent": 1,
-        "batches": 2,
-        "delayed": 1,
-        "timers": 2,
-        "queue-log": 1,
-        "push": 1,
-        "offsets": 1,
-        "locks": 2,
-        "transactions": 1,
-        "retries": 1,
-        "filters": 1,
-    }
-    assert by_workload(rows[:1], levels_ms=(), idempotent=False) == {"queue-log": 1}
-
-
-def test_lockers_are_known_by_their_group() -> None:
-    assert GROUP == LOCKERS
 
 
 def line(event: str, error: str = "", level: str = "error") -> str:
