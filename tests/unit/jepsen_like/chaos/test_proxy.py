@@ -20,6 +20,8 @@ from dledger.jepsen_like.chaos.proxy_pump import WINDOW_BYTES
 from dledger.raft.wire import Kind, encode_frame, encode_head
 from tests.harness.proxied_links import EPOCH, SETTLED_S, frame, hello, proxied
 
+pytestmark = pytest.mark.real_time
+
 
 async def test_what_is_sent_in_odd_pieces_arrives_as_it_is_both_ways() -> None:
     drawn = random.Random(1)

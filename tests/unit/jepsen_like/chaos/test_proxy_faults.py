@@ -10,6 +10,8 @@ import trio
 from dledger.jepsen_like.nemesis.ground import HEALTHY, CannotBeDone, LinkFault
 from tests.harness.proxied_links import fault, frame, proxied
 
+pytestmark = pytest.mark.real_time
+
 
 @pytest.mark.parametrize("harm", ["loss", "duplicate", "reorder", "hold", "corrupt"])
 async def test_proxy_refuses_to_harm_frames(harm: str) -> None:
