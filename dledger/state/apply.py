@@ -367,7 +367,6 @@ def _apply_change(
                 tables.queues.mark((topic, queue_id))
         case QueueLocksChange():
             apply_queue_locks(tables.queue_locks, change, header.index)
-            tables.queue_locks_index = header.index
         case PopChange():
             _apply_pop(tables, change, header)
         case AccessChange():
@@ -393,7 +392,6 @@ def _apply_pop(tables: StateTables, change: PopChange, header: EntryHeader) -> N
             tables.set_offsets(group, topic, {queue_id: floor})
     for mode in change.modes:
         tables.request_modes[mode.topic, mode.group] = mode
-    tables.pop_index = header.index
 
 
 def _delete_topic(tables: StateTables, topic: str, position: int) -> None:

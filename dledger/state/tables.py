@@ -67,11 +67,6 @@ class Counters:
 
     floor: Anchor = field(default_factory=Anchor)
     """Where the kept log begins: what stands before it may be removed on any replica."""
-    queue_locks_index: int = 0
-    """Index of the newest applied change of queue locks."""
-    pop_index: int = 0
-    """Index of the newest applied change of messages that are out by POP."""
-
     white_addresses: str = ""
     """From there no request needs a signature; patterns with ``,`` between them."""
     access_counter: int = 0

@@ -25,7 +25,6 @@ def test_the_token_of_a_grant_is_the_index_of_its_entry(group: FakeGroup) -> Non
         grants = (LockGrant(KEY, client_id, replaces), LockGrant(OTHER, client_id, replaces))
         group.store(QueueLocksChange(grants=grants))
     assert group.state.queue_locks == {KEY: QueueLock("b", 2), OTHER: QueueLock("b", 2)}
-    assert group.state.queue_locks_index == 2
 
 
 def test_one_entry_may_give_a_queue_from_one_to_another() -> None:
