@@ -15,7 +15,7 @@ Spec: docs/internals/protocol/semantics.md, section 2; docs/internals/state.md, 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from heapq import heappop, heappush
@@ -91,11 +91,14 @@ class TimerIndex:
     def _add_near(self, offsets: Offsets, due_ms: Offsets) -> None:
         # Rounded up: what is in a second is due when the second is.
         for second, places in _places_of(-(-due_ms // SECOND_MS)):
-            waiting = self._near.get(second)
-            if waiting is None:
-                waiting = self._near[second] = array("q")
-                heappush(self._seconds, second)
-            waiting.frombytes(offsets[places].astype(np.int64).tobytes())
+            self._in_second(second).frombytes(offsets[places].astype(np.int64).tobytes())
+
+    def _in_second(self, second: int) -> array[int]:
+        waiting = self._near.get(second)
+        if waiting is None:
+            waiting = self._near[second] = array("q")
+            heappush(self._seconds, second)
+        return waiting
 
     def open_some(self, now_ms: int) -> bool:
         """Sort some of what comes with its hour into seconds; return whether there was any."""
@@ -132,14 +135,8 @@ class TimerIndex:
     def put_back(self, offsets: list[int], now_ms: int) -> None:
         """Let *offsets*, which were taken, be due again: before all that come after them."""
         if offsets:
-            second = min(
-                self._seconds[0] if self._seconds else now_ms // SECOND_MS, now_ms // SECOND_MS
-            )
-            waiting = self._near.get(second)
-            if waiting is None:
-                waiting = self._near[second] = array("q")
-                heappush(self._seconds, second)
-            self._near[second] = array("q", offsets) + waiting
+            second = min([now_ms // SECOND_MS, *self._seconds[:1]])
+            self._in_second(second)[:0] = array("q", offsets)
             self._size += len(offsets)
 
     def next_ms(self) -> int | None:
@@ -237,15 +234,26 @@ class TimerMessageService(DeliveryService):
                 self._index.add(waiting + first, due_ms)
             await trio.lowlevel.checkpoint()
 
-    def _claimed_units(self, offsets: Sequence[int]) -> Iterator[tuple[int, int, int]]:
-        """Claim *offsets*; yield each with its position and size; neighbours are read together."""
-        mine = self._mine = [each for each in offsets if self.claims.claim(each)]
+    def _units(self, offsets: Sequence[int]) -> Iterator[tuple[int, int, int]]:
+        """Yield offset, position and size of each message; neighbours are read together."""
         queue = self._group.queues.queue(TIMER_TOPIC, 0)
-        breaks = [place for place, (one, other) in enumerate(pairwise(mine), 1) if other != one + 1]
-        for start, end in pairwise([0, *breaks, len(mine)] if mine else ()):
-            units = queue.read(mine[start], end - start)
+        breaks = [
+            place for place, (one, other) in enumerate(pairwise(offsets), 1) if other != one + 1
+        ]
+        for start, end in pairwise([0, *breaks, len(offsets)] if offsets else ()):
+            units = queue.read(offsets[start], end - start)
             places = units["phy_offset"].tolist(), units["size"].tolist()
-            yield from zip(mine[start:end], *places, strict=True)
+            yield from zip(offsets[start:end], *places, strict=True)
+
+    def _claim(
+        self, offsets: Sequence[int], make: Callable[[int, int, StoredRecords], Delivery | None]
+    ) -> DueEntry:
+        """Return what `_entry_of` makes of those of *offsets* that no recall has; claim these."""
+        self._mine = [each for each in offsets if self.claims.claim(each)]
+        entry = self._entry_of(self._units(self._mine), make)
+        self.claims.give_back(entry.left + entry.unready)
+        self._mine = entry.chosen
+        return entry
 
     # -- delivering ------------------------------------------------------------------------
 
@@ -257,10 +265,11 @@ class TimerMessageService(DeliveryService):
         timers = self._group.state.timers
         # A recall that is on its way may fail: then the message is due after all.
         held = [each for each in taken if each in timers and self.claims.is_claimed(each)]
-        entry = self._entry_of(self._claimed_units(taken), partial(self._delivered, 0))
-        self._give_back(entry.left + entry.unready)
+        entry = self._claim(taken, partial(self._delivered, 0))
         self._index.put_back(entry.left + held, now_ms)
-        self._look_again(entry.unready, now_ms)
+        if entry.unready:  # due a little later, behind what is whole
+            again_ms = np.full(len(entry.unready), now_ms + int(RETRY_S * 1000), np.int64)
+            self._index.add(np.array(sorted(entry.unready), np.int64), again_ms)
         if not entry.chosen:
             if entry.left or held:
                 await self._clock.sleep(RETRY_S)
@@ -271,28 +280,14 @@ class TimerMessageService(DeliveryService):
             self._index.put_back(entry.chosen, now_ms)
         return True
 
-    def _give_back(self, offsets: Sequence[int]) -> None:
-        self.claims.give_back(offsets)
-        given = set(offsets)
-        self._mine = [each for each in self._mine if each not in given]
-
-    def _look_again(self, offsets: Sequence[int], now_ms: int) -> None:
-        """Let what is being repaired be due again a little later, behind what is whole."""
-        if offsets:
-            due_ms = np.full(len(offsets), now_ms + int(RETRY_S * 1000), np.int64)
-            self._index.add(np.array(sorted(offsets), np.int64), due_ms)
-
     async def _store(self, entry: DueEntry, term: int) -> bool:
         """Store an entry's messages in the place of the old; false when that is not done."""
-        chosen = entry.chosen
-        fate = await self._loop.store_deliveries(
-            entry.deliveries,
-            TimersChange(done=tuple(chosen)),
-            term=term,
-        )
+        done = TimersChange(done=tuple(entry.chosen))
+        fate = await self._loop.store_deliveries(entry.deliveries, done, term=term)
         if fate is Fate.LEADERSHIP_OVER:
             return True
-        self._give_back(chosen)
+        self.claims.give_back(entry.chosen)
+        self._mine = []
         if fate is Fate.NOT_STORED:
             await self._loop.pause()
         return fate is Fate.APPLIED
@@ -308,8 +303,7 @@ class TimerMessageService(DeliveryService):
         count = min(ROLLED_OFFSETS, self._max_offset - first)
         waiting = (np.flatnonzero(timers.mask(first, count)) + first).tolist()
         old_ms = self._clock.wall_ms() - self.roll_window_ms
-        entry = self._entry_of(self._claimed_units(waiting), partial(self._rolled, old_ms))
-        self._give_back(entry.left + entry.unready)
+        entry = self._claim(waiting, partial(self._rolled, old_ms))
         if not entry.chosen:
             self._roll_at_s = self._clock.monotonic() + LONGEST_SLEEP_S
             return False
