@@ -1,4 +1,8 @@
-"""The page of a proxy: its calls by name and code, its clients, and whether it is ready."""
+"""The page of a proxy: its calls by name and code, its clients, and whether it is ready.
+
+Calls that come to a proxy at once are all answered.
+A client whose network fails without notice: its streams end all the same.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +10,10 @@ import asyncio
 import signal
 import subprocess
 import sys
+from collections import Counter
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 from urllib.error import HTTPError, URLError
 from urllib.request import urlopen
 
@@ -17,8 +23,9 @@ import pytest
 from dledger.cli.ports import free_ports
 from dledger.client.connect import connect
 from dledger.proxy import messaging_pb2 as pb
+from dledger.proxy import server
 from dledger.proxy.metrics import STOPS
-from dledger.proxy.server import SERVICE, serving
+from dledger.proxy.server import OPTIONS, SERVICE, serving
 from tests.harness.metrics_page import MetricsPage
 
 pytestmark = pytest.mark.slow
@@ -121,3 +128,105 @@ def test_stopping_proxy_is_not_ready(tmp_path: Path) -> None:
             assert proxy.wait(20) == 0
         finally:
             proxy.kill()
+
+
+BURST: Final = 1_200
+"""More than gRPC takes by default before the program has begun them."""
+
+
+async def answer(request: bytes, _context: Any) -> bytes:
+    return request
+
+
+def test_no_call_of_a_burst_is_dropped() -> None:
+    """Consumers of a whole site call at once when another proxy has ended."""
+    codes: Counter[str] = Counter()
+
+    async def serve() -> None:
+        # gRPC cancels what has waited for 30 s: a busy machine may take that long.
+        waits = ("grpc.server_max_unrequested_time_in_server", 600)
+        server = grpc.aio.server(options=[*OPTIONS, waits])
+        handlers = {"Call": grpc.unary_unary_rpc_method_handler(answer)}
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("s", handlers),))
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+            call = channel.unary_unary("/s/Call")
+            # Nothing of the server runs meanwhile but gRPC's own threads.
+            calls = [call.future(b"x", timeout=60, wait_for_ready=True) for _ in range(BURST)]
+            for each in calls:
+                error = await asyncio.to_thread(each.exception)
+                codes["OK" if error is None else error.code().name] += 1
+        await server.stop(None)
+
+    asyncio.run(serve())
+    assert codes == {"OK": BURST}
+
+
+SETTINGS = pb.TelemetryCommand(
+    settings=pb.Settings(
+        client_type=pb.PRODUCER, publishing=pb.Publishing(topics=[pb.Resource(name="T")])
+    )
+)
+
+
+class Cable:
+    """Carries the bytes of one connection, until it is cut: neither end gets a word of that."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._is_cut = False
+        self.ended = asyncio.Event()
+        """Set when the proxy has ended the connection."""
+
+    def cut(self) -> None:
+        self._is_cut = True
+
+    async def carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self._port)
+        try:
+            await asyncio.gather(
+                self._pump(reader, far_writer, asyncio.Event()),
+                self._pump(far_reader, writer, self.ended),
+            )
+        finally:
+            for end in (far_writer, writer):
+                end.close()
+
+    async def _pump(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, ended: asyncio.Event
+    ) -> None:
+        with suppress(OSError):
+            while data := await reader.read(1 << 16):
+                if not self._is_cut:
+                    writer.write(data)
+        ended.set()
+
+
+def test_stream_of_a_silent_host_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    quick: dict[str, Any] = dict(server.OPTIONS)
+    times = ["grpc.keepalive_time_ms", "grpc.keepalive_timeout_ms", "grpc.http2.ping_timeout_ms"]
+    assert all(quick[name] <= 20_000 for name in times)
+    quick |= dict.fromkeys(times, 300)
+    monkeypatch.setattr(server, "OPTIONS", tuple(quick.items()))
+
+    async def run() -> None:
+        instance = connect("127.0.0.1:1")
+        async with serving(instance, ("127.0.0.1", 0)) as port:
+            cable = Cable(port)
+            relay = await asyncio.start_server(cable.carry, "127.0.0.1", 0)
+            host, relay_port = relay.sockets[0].getsockname()[:2]
+            async with grpc.aio.insecure_channel(f"{host}:{relay_port}") as channel:
+                call = channel.stream_stream(
+                    f"/{SERVICE}/Telemetry",
+                    request_serializer=pb.TelemetryCommand.SerializeToString,
+                    response_deserializer=pb.TelemetryCommand.FromString,
+                )(metadata=METADATA)
+                await call.write(SETTINGS)
+                assert (await call.read()).status.code == pb.OK
+                cable.cut()
+                await asyncio.wait_for(cable.ended.wait(), 20)
+                call.cancel()
+            relay.close()
+
+    asyncio.run(run())

@@ -1,20 +1,34 @@
-"""Bytes of the log that the disk does not give back: found, refused, repaired; no member ends."""
+"""Bytes of the log that the disk does not give back: found, refused, repaired; no member ends.
+
+With very many queues the floor moves in steps: none of them reads all queues.
+A member alone has no other to repair it: retention gives up damaged entries all the same.
+"""
 
 from __future__ import annotations
 
 import errno
 import os
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import trio
+from hypothesis import given
+from hypothesis import strategies as st
 
 from dledger.commitlog.disk import OsDisk
 from dledger.commitlog.errors import CorruptEntryError
+from dledger.commitlog.record import decode_record
 from dledger.group import Group
+from dledger.services import retention
+from dledger.services.retention import RetentionService, segment_starts
+from dledger.settings.tables import StoreTable
+from dledger.state.table import StateChange
+from dledger.state.tables import QueueBounds, StateTables
 from dledger.store import ReplicaStore
 from dledger.testing.crash_disk import CrashDisk
-from tests.harness.groups import Replica, bodies, crash_disk, running_groups
+from tests.harness.groups import SEGMENT_BYTES, Groups, Replica, bodies, crash_disk, running_groups
 from tests.harness.keyed_messages import ALWAYS, keyed
 from tests.harness.raft_cluster import batch
 
@@ -142,3 +156,136 @@ async def test_read_on_a_bad_sector_is_repaired() -> None:
         assert len(again.store.log.damaged) >= 1
         await repaired(again)
         assert bodies(again) == bodies(leader.group)
+
+
+QUEUES = 40
+STEP = 7
+
+
+async def fill(groups: Groups, messages: int) -> Replica:
+    leader = await groups.leader()
+    for number in range(messages):
+        await leader.group.submit(batch(bytes(20_000), queue_id=number % QUEUES))
+    await groups.settle()
+    return leader
+
+
+def kept(store: ReplicaStore) -> dict[tuple[str, int], list[int]]:
+    found = {}
+    for (topic, queue_id), bounds in store.tables.queues.items():
+        low = bounds.min_offset
+        units = store.queues.queue(topic, queue_id).read(low, bounds.max_offset - low)
+        records = [store.log.record_at(int(unit["phy_offset"])) for unit in units]
+        found[topic, queue_id] = [decode_record(record).queue_offset for record in records]
+        assert found[topic, queue_id] == list(range(low, bounds.max_offset))
+    return found
+
+
+def lows(group: Group) -> dict[tuple[str, int], int]:
+    return {key: bounds.min_offset for key, bounds in group.state.queues.items()}
+
+
+class StoppedError(Exception):
+    """The leader ends between two steps."""
+
+
+@pytest.mark.slow
+async def test_floor_steps_move_few_queues_each_and_may_end_anywhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retention, "QUEUES_PER_STEP", STEP)
+    async with running_groups(tmp_path) as groups:
+        leader = await fill(groups, 20)
+        behind = groups.others(leader.name)[0]
+        groups.replicas.pop(behind).kill()
+        await fill(groups, 400)
+        await groups.checkpointed()
+        group = leader.group
+        moved: list[int] = []
+        store, most = RetentionService._store, 9
+
+        async def counted(service: RetentionService, change: StateChange) -> bool:
+            if len(moved) == most:
+                raise StoppedError
+            before = lows(group)
+            taken = await store(service, change)
+            moved.append(sum(lows(group)[key] != low for key, low in before.items()))
+            return taken
+
+        monkeypatch.setattr(RetentionService, "_store", counted)
+        service = RetentionService(
+            group,
+            lambda: group.store.log,
+            StoreTable(mapped_file_size_commit_log=SEGMENT_BYTES, keep_bytes=SEGMENT_BYTES),
+            clock=leader.clock,
+            saved_index=lambda: group.store.saved_index,
+            disk_ratio=lambda: 0.0,
+        )
+        with pytest.raises(StoppedError):
+            await service.check()
+        assert group.state.floor.position % SEGMENT_BYTES > 0
+        await groups.checkpointed()
+        await groups.settle()
+
+        # A member that begins with this floor, and one that starts again with it.
+        again = await groups.start(behind)
+        await groups.settle()
+        assert again.group.node.installation.count == 1
+        assert again.group.state.floor == group.state.floor
+        assert kept(again.group.store) == kept(group.store)
+        shutil.copytree(tmp_path / leader.name, tmp_path / "copy")
+        copy = ReplicaStore(
+            OsDisk(),
+            replace(group.store.settings, path_root_dir=str(tmp_path / "copy")),
+            StateTables,
+        )
+        assert kept(copy) == kept(group.store)
+        copy.close(clean=True)
+
+        most = 10_000
+        floor = await service.check()
+        assert floor is not None
+        assert floor.position % SEGMENT_BYTES == 0
+        assert max(moved) <= STEP + 1
+        assert sum(moved) >= QUEUES
+        await groups.checkpointed()
+        await groups.settle()
+        assert kept(again.group.store) == kept(group.store)
+        assert lows(again.group) == lows(group)
+
+
+@given(st.lists(st.integers(1, 60), max_size=40), st.integers(1, 12))
+def test_first_position_of_counts_queues_from_the_oldest(positions: list[int], count: int) -> None:
+    tables = StateTables()
+    for number, position in enumerate(positions):
+        tables.queues["T", number] = QueueBounds(0, 1)
+        tables.set_first("T", number, position)
+    wanted = sorted(positions)[count] if len(positions) > count else None
+    assert tables.first_position_of(count) == wanted
+
+
+async def test_member_alone_gives_up_what_it_cannot_repair(tmp_path: Path) -> None:
+    async with running_groups(tmp_path, 1) as groups:
+        leader = await groups.leader()
+        store = leader.group.store
+        while store.log.end_position < 5 * SEGMENT_BYTES:
+            await leader.group.submit(batch(bytes(60_000)))
+        await groups.checkpointed()
+        starts = list(segment_starts(store.log, SEGMENT_BYTES))
+        service = RetentionService(
+            leader.group,
+            lambda: store.log,
+            StoreTable(mapped_file_size_commit_log=SEGMENT_BYTES, keep_bytes=SEGMENT_BYTES),
+            clock=leader.clock,
+            saved_index=lambda: store.saved_index,
+            disk_ratio=lambda: 0.0,
+        )
+        store.log.repair.mark_damaged(starts[0] - 1)
+        floor = await service.check()
+        assert floor is not None
+        # Found after the floor has moved, before the files go.
+        store.log.repair.mark_damaged(floor.first_index - 1)
+        await groups.checkpointed()
+        assert store.log.first_index == floor.first_index
+        assert not store.log.damaged
+        assert (await leader.group.submit(batch(b"more"))).outcome == "stored"

@@ -1,7 +1,13 @@
-"""A service that fails begins again, later each time; what proves a broken node goes on."""
+"""A service that fails begins again, later each time; what proves a broken node goes on.
+
+`dledger raft secret` makes what a group starts with, and pages name it where they must.
+Reads of a group that must not be stale.
+"""
 
 from __future__ import annotations
 
+import re
+import stat
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path
@@ -9,10 +15,22 @@ from pathlib import Path
 import pytest
 import trio
 
+from dledger.broker_errors import NotLeaderError
+from dledger.cli.main import main
+from dledger.commitlog.disk import OsDisk
 from dledger.commitlog.errors import FlushFailedError, InvariantBroken
 from dledger.group_api import LONGEST_PAUSE_S, LeaderService, ServiceCounts, fenced
+from dledger.output import ExitCode
+from dledger.raft.identity import GroupSecret
+from dledger.settings.config import BrokerConfig, load_config
+from dledger.settings.parts import group_secret
+from dledger.settings.schema import ConfigFile
 from dledger.testing.doubles import VirtualClock
+from dledger.waiting import Future
+from tests.harness.groups import LATENCY_S, Groups, Replica, running_groups
 from tests.harness.leader_services import LeaderServices
+from tests.harness.raft_cluster import batch
+from tests.harness.shipped_files import ROOT
 
 
 class Failing:
@@ -133,3 +151,163 @@ async def test_failed_service_delivers_in_flight_once(
     assert len(leader.read("T")) == 2, "the claim of the first try is given back"
     nursery.cancel_scope.cancel()
     group.close()
+
+
+def made(path: Path) -> GroupSecret:
+    """Return what a broker reads from the file that the command writes."""
+    assert main(["raft", "secret", str(path)]) == ExitCode.OK
+    config = load_config(options={"raft.secret_file": str(path)})
+    secret = group_secret(config, OsDisk())
+    assert secret is not None
+    return secret
+
+
+async def test_a_group_starts_with_the_secret_of_the_command(
+    tmp_path: Path, nursery: trio.Nursery
+) -> None:
+    groups = Groups(tmp_path, nursery)
+    file = tmp_path / "peers.secret"
+    secret = made(file)
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    groups.secrets = dict.fromkeys(groups.names, secret)
+    for name in groups.names:
+        await groups.start(name)
+    leader = await groups.leader()
+    await trio.sleep(2)
+    rows = leader.group.status()["peers"].values()
+    assert [row["connected"] for row in rows] == [True, True]
+
+
+def test_each_run_of_the_command_makes_another_secret(tmp_path: Path) -> None:
+    files = [tmp_path / name for name in ("one", "two")]
+    for file in files:
+        made(file)
+    one, two = (file.read_text().strip() for file in files)
+    assert one != two
+    assert min(len(one), len(two)) >= 32
+
+
+def test_a_secret_that_is_there_is_not_overwritten(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "peers.secret"
+    made(file)
+    before = file.read_bytes()
+    assert main(["raft", "secret", str(file)]) == ExitCode.USAGE
+    assert file.read_bytes() == before
+    said = capsys.readouterr()
+    assert "exists already" in said.err
+    assert before.decode().strip() not in said.out + said.err
+
+
+# -- examples on pages ---------------------------------------------------------------------
+
+PAGES = sorted([ROOT / "README.md", *ROOT.glob("docs/**/*.md")])
+_BLOCK = re.compile(r"^```(?:text|toml|properties|ini|conf)?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_PEERS = re.compile(r"^(dLegerPeers|peers|raft\.peers)\s*=", re.MULTILINE)
+
+
+def examples() -> list[tuple[str, str]]:
+    """Return page and text of every block that is a broker's configuration with members."""
+    found = [
+        (page.relative_to(ROOT).as_posix(), block)
+        for page in PAGES
+        for block in _BLOCK.findall(page.read_text())
+        if _PEERS.search(block)
+    ]
+    shipped = [path for path in (ROOT / "examples").rglob("*") if path.suffix in (".conf", ".toml")]
+    found += [
+        (path.relative_to(ROOT).as_posix(), text)
+        for path in sorted(shipped)
+        if _PEERS.search(text := path.read_text())
+    ]
+    return found
+
+
+def loaded(text: str) -> BrokerConfig:
+    suffix = "conf" if "dLegerPeers" in text else "toml"
+    return load_config([ConfigFile(f"example.{suffix}", text)])
+
+
+def test_every_example_of_members_is_taken_by_a_broker() -> None:
+    configs = {where: loaded(text) for where, text in examples()}
+    assert "docs/operate/from-master-slave.md" in configs
+    assert len(configs) >= 10
+    far = {
+        where: config.raft.secret_file
+        for where, config in configs.items()
+        if any(not peer.host.startswith("127.") for peer in config.raft.peers)
+    }
+    assert far == {"docs/operate/from-master-slave.md": "/etc/dledger/broker-a.secret"}
+
+
+async def pass_barrier(replica: Replica) -> None:
+    """Wait for a read barrier; raise the error that it ended with."""
+    done = Future[NotLeaderError | None]()
+    replica.group.read_barrier(done)
+    if (error := await done.wait()) is not None:
+        raise error
+
+
+async def max_offset(replica: Replica) -> int:
+    await pass_barrier(replica)
+    return replica.group.state.max_offset("T", 0)
+
+
+async def test_a_read_takes_one_round_trip(tmp_path: Path) -> None:
+    async with running_groups(tmp_path) as groups:
+        leader = await groups.leader()
+        await leader.group.submit(batch(b"x"))
+        for _ in range(5):
+            await trio.sleep(0.0371)
+            began = trio.current_time()
+            assert await max_offset(leader) == 1
+            assert trio.current_time() - began == pytest.approx(2 * LATENCY_S)
+
+
+async def test_followers_refuse_and_name_the_leader(tmp_path: Path) -> None:
+    async with running_groups(tmp_path) as groups:
+        leader = await groups.leader()
+        await groups.settle()
+        follower = groups.replicas[groups.others(leader.name)[0]]
+        with pytest.raises(NotLeaderError) as refused:
+            follower.group.read_barrier(lambda _: None)
+        assert refused.value.leader_address == f"{leader.name}:10911"
+
+
+async def test_cut_off_leader_answers_no_later_read(tmp_path: Path) -> None:
+    async with running_groups(tmp_path) as groups:
+        old = await groups.leader()
+        await old.group.submit(batch(b"before"))
+        await groups.isolate(old.name)
+        answers: list[NotLeaderError | None] = []
+        asked = 0
+        with trio.fail_after(5):
+            while old.group.leadership is not None:
+                old.group.read_barrier(answers.append)
+                asked += 1
+                await trio.sleep(0.01)
+        assert asked > 20, "it believed for a while that it leads"
+        assert len(answers) == asked
+        assert all(isinstance(answer, NotLeaderError) for answer in answers)
+        new = await groups.leader(among=groups.others(old.name))
+        await new.group.submit(batch(b"after"))
+        assert await max_offset(new) == 2
+        groups.heal()
+        await groups.settle()
+
+
+async def test_read_without_a_majority_ends(tmp_path: Path) -> None:
+    async with running_groups(tmp_path) as groups:
+        leader = await groups.leader()
+        # Heartbeats pass, their echoes do not count.
+        leader.group.node.roster.is_voter = lambda name: False  # type: ignore[method-assign]  # echoes do not count
+        answers: list[NotLeaderError | None] = []
+        began = trio.current_time()
+        leader.group.read_barrier(answers.append)
+        while not answers:
+            await trio.sleep(0.01)
+        assert isinstance(answers[0], NotLeaderError)
+        settings = leader.group.node.settings
+        latest = settings.election_timeout_s + settings.heartbeat_interval_s
+        assert trio.current_time() - began <= latest + 0.05

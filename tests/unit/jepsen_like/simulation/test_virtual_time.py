@@ -1,13 +1,20 @@
 from __future__ import annotations
 
 import gc
-from typing import Any
+from collections import Counter
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import trio
 import trio._core._run as scheduler
 
+from dledger.commitlog.entry_log import EntryLog
+from dledger.commitlog.store_paths import StorePaths
 from dledger.jepsen_like.seeded_rng import rng_stream
+from dledger.jepsen_like.simulation.member_lists import MemberLists
+from dledger.jepsen_like.simulation.promises import Promises, is_doubtful
+from dledger.jepsen_like.simulation.sim_disk import SimDisk
 from dledger.jepsen_like.simulation.virtual_time import (
     EPOCH_MS,
     START_S,
@@ -17,6 +24,8 @@ from dledger.jepsen_like.simulation.virtual_time import (
     VirtualTime,
     run_virtual,
 )
+from dledger.raft.membership import Member, Members, Standing
+from tests.harness.entry_frames import next_frame
 
 
 def test_a_day_passes_at_once_and_in_order() -> None:
@@ -190,3 +199,224 @@ def test_a_sleeper_behind_a_closed_gate_can_be_cancelled() -> None:
         return scope.cancelled_caught
 
     assert run_virtual(1, main)
+
+
+PATHS = StorePaths("/store")
+SEGMENT_BYTES = 4096
+ENTRIES = 40
+
+
+def filled() -> tuple[SimDisk, EntryLog]:
+    disk = SimDisk(rng_stream(1))
+    log = EntryLog.open(disk.mount(), "/store", segment_bytes=SEGMENT_BYTES)
+    for _ in range(ENTRIES):
+        log.append(next_frame(log, 200))
+    log.flush()
+    return disk, log
+
+
+def doubtful(disk: SimDisk, log: EntryLog) -> bool:
+    return is_doubtful(disk, PATHS, log, SEGMENT_BYTES, 0, log.end_position)
+
+
+def test_entries_that_are_not_flushed_are_uncertain() -> None:
+    disk, log = filled()
+    assert not doubtful(disk, log)
+    log.append(next_frame(log, 200))
+    assert doubtful(disk, log)
+    log.flush()
+    assert not doubtful(disk, log)
+
+
+@pytest.mark.parametrize("index", [1, 2, ENTRIES // 2, ENTRIES])
+def test_claims_leave_out_only_what_is_known_damaged(index: int) -> None:
+    disk, log = filled()
+    frame = bytes(log.frame(index))
+    position = log.position_at(index)
+    base = position - position % SEGMENT_BYTES
+    disk.flip(PATHS.segment(base), position - base + 100, position - base + 101)
+    log.repair.mark_damaged(index)
+    log.repair.write_copies([(log.repair.accept(frame), frame)])  # written, and not flushed
+    assert not doubtful(disk, log)
+    log.repair.mark_whole(index)
+    assert doubtful(disk, log)
+    log.flush()
+    assert not doubtful(disk, log)
+
+
+@pytest.mark.parametrize(("saved", "is_covered"), [(8, False), (9, True)])
+def test_what_is_removed_is_in_a_checkpoint(saved: int, is_covered: bool) -> None:
+    found: list[str] = []
+    world = SimpleNamespace(violate=lambda name, _text: found.append(name))
+    store = SimpleNamespace(log=SimpleNamespace(first_index=10), saved_index=saved)
+    node, group = SimpleNamespace(name="n0"), SimpleNamespace(store=store)
+    Promises(cast(Any, world), {})._check_covered(cast(Any, node), cast(Any, group))
+    assert found == ([] if is_covered else ["removed_before_checkpoint"])
+
+
+TERM = 3
+FIRST_OF_TERM = 5
+
+
+def members(*names: str, learner: str = "") -> Members:
+    listed = [Member(name, f"{name}-0") for name in names]
+    if learner:
+        listed.append(Member(learner, f"{learner}-0", standing=Standing.LEARNER))
+    return Members.of(listed)
+
+
+class Scene:
+    """A leader ``a`` with ``b`` and ``c``, whose state a test changes step by step."""
+
+    def __init__(self) -> None:
+        self.found: list[str] = []
+        self.damaged: list[int] = []
+        self.world: Any = SimpleNamespace(
+            sometimes=Counter[str](),
+            brokers={},
+            violate=lambda name, _text: self.found.append(name),
+        )
+        self.lists = MemberLists(self.world)
+        self.peers = {name: SimpleNamespace(is_connected=True) for name in "bcd"}
+        self.raft: Any = SimpleNamespace(
+            is_leader=True,
+            term=TERM,
+            commit_index=FIRST_OF_TERM,
+            settings=SimpleNamespace(sync_flush=True),
+            journal=SimpleNamespace(term_at=lambda index: TERM - (index < FIRST_OF_TERM)),
+            roster=SimpleNamespace(
+                log=SimpleNamespace(index=1), members=members("a", "b", "c", learner="d")
+            ),
+            state=SimpleNamespace(has_hole=False, peers=self.peers),
+        )
+        self.group: Any = SimpleNamespace(
+            node=self.raft,
+            log=SimpleNamespace(damaged=SimpleNamespace(indexes=self.damaged)),
+            store=SimpleNamespace(damaged=False, refilling=False),
+        )
+        self.node: Any = SimpleNamespace(name="a", is_trusted=True)
+        self.step()
+
+    def step(self) -> list[str]:
+        self.lists.after_step(self.node, self.group)
+        return self.found
+
+    def write(self, index: int, after: Members) -> list[str]:
+        self.raft.roster.log.index, self.raft.roster.members = index, after
+        return self.step()
+
+    def learner_holds(self, index: int, incarnation: str = "d-0") -> None:
+        log = SimpleNamespace(durable_index=index)
+        self.world.brokers["d"] = SimpleNamespace(
+            group=SimpleNamespace(
+                node=SimpleNamespace(identity=SimpleNamespace(incarnation=incarnation)),
+                store=SimpleNamespace(log=log, installing=False),
+            )
+        )
+
+
+def test_a_change_after_a_committed_one_is_right() -> None:
+    scene = Scene()
+    assert scene.write(6, members("a", "b")) == []
+    scene.raft.commit_index = 6
+    assert scene.write(7, members("a", "b", "c")) == []
+
+
+def test_a_change_before_the_last_is_committed_is_found() -> None:
+    scene = Scene()
+    scene.write(6, members("a", "b"))
+    assert scene.write(7, members("a", "b", "c")) == ["change_too_early"]
+
+
+def test_a_change_before_the_term_has_a_commit_is_found() -> None:
+    scene = Scene()
+    scene.raft.commit_index = FIRST_OF_TERM - 1
+    assert scene.write(6, members("a", "b")) == ["change_too_early"]
+
+
+def test_the_first_list_of_a_group_comes_at_once() -> None:
+    scene = Scene()
+    scene.write(0, members("a", "b", "c"))
+    scene.raft.commit_index = 0
+    assert scene.write(6, members("a", "b", "c")) == []
+
+
+def test_a_list_that_a_follower_takes_is_not_its_own() -> None:
+    scene = Scene()
+    scene.raft.is_leader = False
+    scene.write(6, members("a", "b"))
+    assert scene.write(7, members("a", "b", "c")) == []
+
+
+def test_a_list_whose_majority_is_away_is_found() -> None:
+    scene = Scene()
+    scene.peers["b"].is_connected = False
+    assert scene.write(6, members("a", "b", "c")) == []
+    scene.raft.commit_index = 6
+    assert scene.write(7, members("a", "b")) == ["list_without_majority"]
+
+
+def test_a_learner_that_has_caught_up_gets_its_vote() -> None:
+    scene = Scene()
+    scene.learner_holds(FIRST_OF_TERM)
+    scene.raft.commit_index = FIRST_OF_TERM + 1
+    assert scene.write(7, members("a", "b", "c", "d")) == []
+
+
+def test_a_vote_of_a_learner_that_lacks_entries_is_found() -> None:
+    scene = Scene()
+    scene.learner_holds(FIRST_OF_TERM - 1)
+    assert scene.write(6, members("a", "b", "c", "d")) == ["vote_before_caught_up"]
+
+
+def test_a_learner_that_was_wiped_since_is_another_member() -> None:
+    scene = Scene()
+    scene.learner_holds(0, incarnation="d-1")
+    assert scene.write(6, members("a", "b", "c", "d")) == []
+
+
+def test_a_leader_that_leads_on_with_a_hole_is_found() -> None:
+    scene = Scene()
+    scene.damaged.append(4)
+    scene.raft.state.has_hole = True
+    assert scene.step() == ["leads_with_hole"]
+
+
+def test_a_leader_that_finds_a_hole_and_ceases_is_right() -> None:
+    scene = Scene()
+    scene.damaged.append(4)
+    scene.raft.state.has_hole, scene.raft.is_leader = True, False
+    assert scene.step() == []
+
+
+def test_a_candidate_that_wins_with_a_hole_found_none() -> None:
+    scene = Scene()
+    scene.raft.is_leader = False
+    scene.damaged.append(4)
+    scene.raft.state.has_hole = True
+    scene.step()
+    scene.raft.is_leader = True
+    assert scene.step() == []
+
+
+def test_damage_at_a_start_needs_a_disk_that_lost_something() -> None:
+    scene = Scene()
+    scene.group.store.damaged = True
+    scene.node.is_trusted = False
+    scene.lists.watch(scene.node, scene.group)
+    assert scene.found == []
+    scene.node.is_trusted = True
+    scene.lists.watch(scene.node, scene.group)
+    assert scene.found == ["damaged_without_loss"]
+
+
+def test_a_member_that_comes_back_keeps_what_it_had() -> None:
+    """The leader has followed it all the time."""
+    scene = Scene()
+    scene.learner_holds(FIRST_OF_TERM)
+    scene.raft.commit_index = 6
+    assert scene.write(7, members("a", "b", "c")) == []
+    scene.raft.commit_index = 7
+    assert scene.write(8, members("a", "b", "c", learner="d")) == []
+    scene.raft.commit_index = 8
+    assert scene.write(9, members("a", "b", "c", "d")) == []
