@@ -4,8 +4,6 @@ The interpreter's collections of garbage go through all objects, thousands of te
 runs while tests are collected, and no later one goes through what was there by then.
 """
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """A browser that sees nothing but this machine, and a store with a run of each verdict."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable, Iterator

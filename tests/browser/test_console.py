@@ -1,7 +1,5 @@
 """The console in a real browser, over a real cluster: every page, every action, a leader killed."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager

@@ -1,7 +1,5 @@
 """`dledger-chaos serve` in a browser: the list, the reports behind it, and nothing from outside."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Iterator

@@ -5,8 +5,6 @@ What the page states is tested without one, in tests/unit/jepsen_like/report/tes
 Look yourself: the store stays in pytest's folder when a test fails; open its ``report.html``.
 """
 
-from __future__ import annotations
-
 from itertools import pairwise
 from pathlib import Path
 

@@ -4,8 +4,6 @@ Real brokers, a NameServer and a proxy on loopback; every client sends to a plai
 ordered queue, and consumes both, all at the same time. A run is one fault on a new cluster.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

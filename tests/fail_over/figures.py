@@ -1,7 +1,5 @@
 """What an application sees of a fault, computed from the lines its load program wrote. Pure."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence

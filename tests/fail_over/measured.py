@@ -1,7 +1,5 @@
 """The figures of all runs so far, as a table for people and as a document of JSON. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from statistics import median

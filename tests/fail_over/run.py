@@ -1,7 +1,5 @@
 """One run: a cluster, a load program of each client beside it, one fault, and what came of it."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

@@ -6,8 +6,6 @@ JSON. A line that comes in ends the sending, the end of standard input all.
 Arguments: NameServers, what the names of topics and groups begin with, milliseconds between sends.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import time

@@ -1,7 +1,5 @@
 """The clients and faults there are, read from `clients.toml` and `faults.toml`."""
 
-from __future__ import annotations
-
 import shutil
 import sys
 import tomllib

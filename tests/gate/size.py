@@ -3,8 +3,6 @@
 The budget goes down only. Lines are all lines of Python files under version control.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import tomllib

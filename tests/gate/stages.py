@@ -7,8 +7,6 @@ share of the time that is left, in minutes, as ``HUNT_SHARE``, and one that need
 It needs nothing but Python: it runs before anything is installed.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import re

@@ -5,8 +5,6 @@ records are decoded one by one. Snapshots, and tables to compare with, are those
 store, which never stops.
 """
 
-from __future__ import annotations
-
 import copy
 import random
 from dataclasses import dataclass, field

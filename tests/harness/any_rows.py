@@ -1,7 +1,5 @@
 """Rows of every kind that no cluster left: what engines find in them is alike all the same."""
 
-from __future__ import annotations
-
 import random
 
 from dledger.jepsen_like.checkers import contents

@@ -1,7 +1,5 @@
 """A cluster under a light load while someone attacks it, and what holds afterwards."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import AsyncIterator

@@ -4,8 +4,6 @@ It prints one line when it holds what it wants to hold, keeps it until its input
 prints what it did. Everything is bounded in number and time.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os

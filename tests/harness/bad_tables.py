@@ -1,7 +1,5 @@
 """Tables that no verdict may come from: one change each, and the file that a sentence names."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Tasks that run beside what a test does."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 

@@ -1,7 +1,5 @@
 """What tests of broken disks share: which mechanisms are there, programs, and their tracers."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Callable, Iterator

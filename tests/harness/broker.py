@@ -1,7 +1,5 @@
 """The processors of a broker over the fake group, called as a connection calls them."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Awaitable, Callable
 from dataclasses import fields

@@ -1,7 +1,5 @@
 """What every replicated table and every change of one keeps to."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

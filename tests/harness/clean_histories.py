@@ -4,8 +4,6 @@ One sequential object is played step by step; each operation has its effect at o
 its call and its return. Unknown outcomes take effect, take effect long after, or never do.
 """
 
-from __future__ import annotations
-
 import random
 
 import msgspec

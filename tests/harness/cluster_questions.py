@@ -1,7 +1,5 @@
 """Questions of tests to running clusters: one raw request, and topics."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 from dledger.cli.commands import open_admin

@@ -5,8 +5,6 @@ namespace: a file system that cannot be written, its volumes, a `/tmp` of its ow
 those of this environment instead of an image's, and it runs as root without any right.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

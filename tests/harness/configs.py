@@ -1,7 +1,5 @@
 """Broker configurations of a text."""
 
-from __future__ import annotations
-
 from typing import Any, Final, get_args
 
 from dledger.settings.config import BrokerConfig, load_config

@@ -1,7 +1,5 @@
 """Something to see on every page of the console: messages, groups, dead letters, clients."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Final

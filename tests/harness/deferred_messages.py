@@ -4,8 +4,6 @@ Rounds of hostile steps, each followed by quiet: then each message that was answ
 its topic once and was not early, and what was recalled or rolled back is nowhere. Time is virtual.
 """
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence

@@ -1,7 +1,5 @@
 """What a deferred message was answered, and what may become of it after that."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 from dledger.commitlog.record import Record

@@ -1,7 +1,5 @@
 """The files in `deploy/`, as the tools that they are for read them, and queries in these."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """A disk of ours as a file system of fsspec: for backups on disks that fill up or lose power."""
 
-from __future__ import annotations
-
 import io
 import posixpath
 from typing import Any

@@ -1,7 +1,5 @@
 """Sealed frames that fit a given log."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from dledger.commitlog.entry import ENTRY_HEADER_BYTES, RecordBatch, Run, seal_entry, seal_no_op

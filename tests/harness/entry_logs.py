@@ -1,7 +1,5 @@
 """An entry log of small segments on a disk in memory."""
 
-from __future__ import annotations
-
 from typing import Final
 
 from dledger.commitlog.entry_log import EntryLog

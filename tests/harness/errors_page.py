@@ -1,7 +1,5 @@
 """Write the tables of ``docs/reference/errors.md``: ``python -m tests.harness.errors_page``."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from typing import Final

@@ -4,8 +4,6 @@ A busy machine stands still for seconds. A question with a timeout is then not a
 not written yet, or written by half.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Awaitable, Callable
 from pathlib import Path

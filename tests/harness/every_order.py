@@ -1,7 +1,5 @@
 """Linearizability decided by trying every order of a small history: the oracle of fast checkers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 

@@ -1,7 +1,5 @@
 """A reason for a move of the floor."""
 
-from __future__ import annotations
-
 from typing import Final
 
 from dledger.state.state_record import FloorReason

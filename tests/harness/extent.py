@@ -1,7 +1,5 @@
 """How far the tests go that could go on for hours: seeds, drawn plans and histories."""
 
-from __future__ import annotations
-
 import os
 from typing import Final
 

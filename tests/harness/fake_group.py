@@ -1,7 +1,5 @@
 """A broker group of one node without consensus: real log, real queues, real apply, on command."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path

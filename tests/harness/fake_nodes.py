@@ -1,7 +1,5 @@
 """Programs of a fake cluster: they serve requests, and can be killed and started again."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType

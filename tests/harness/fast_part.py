@@ -1,7 +1,5 @@
 """Cases of which `make test` takes a few; the others are a hunt."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 

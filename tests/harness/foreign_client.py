@@ -1,7 +1,5 @@
 """Clients that were not written here, each in a process of its own: JSON lines both ways."""
 
-from __future__ import annotations
-
 import json
 import os
 import platform

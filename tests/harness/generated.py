@@ -1,7 +1,5 @@
 """Generated histories as rows: pulls kept by their hash get their messages back."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from dledger.jepsen_like.history.columns import hash_range

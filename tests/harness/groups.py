@@ -1,7 +1,5 @@
 """Three replicas of a group in one process, on virtual time, with real files."""
 
-from __future__ import annotations
-
 import random
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Iterable

@@ -1,7 +1,5 @@
 """Clients of the gRPC protocol through `dledger-proxy`: what they send, what must come of it."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager

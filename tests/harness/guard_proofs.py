@@ -1,7 +1,5 @@
 """A proof of a guard: the same test passes with the guard on and fails with it off."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Half messages and their ends, as a client's requests."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 from dledger.commitlog.message_id import decode_offset_message_id

@@ -1,7 +1,5 @@
 """The small world that clean histories are drawn from: queues, locks, pollers, half messages."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field

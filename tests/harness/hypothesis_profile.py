@@ -1,7 +1,5 @@
 """Settings of Hypothesis for tests that share the processors with each other."""
 
-from __future__ import annotations
-
 from hypothesis import HealthCheck, settings
 
 from tests.harness.extent import EXTENT, examples

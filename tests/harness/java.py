@@ -1,7 +1,5 @@
 """What tests need that start Spark."""
 
-from __future__ import annotations
-
 import pytest
 
 

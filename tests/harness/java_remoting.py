@@ -1,7 +1,5 @@
 """RocketMQ's Java client of the remoting protocol, for `tests.harness.remoting_clients`."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Messages that the key index finds."""
 
-from __future__ import annotations
-
 from dledger.commitlog.entry import RecordBatch, Run
 from dledger.commitlog.record import encode_record
 from tests.harness.fake_group import batch_of

@@ -1,7 +1,5 @@
 """Leaders are killed while producers send without a pause; what they were answered is kept."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """The processors of a broker and all services of a leader over the fake group, on virtual time."""
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Clients that send without a pause while a test does something, and what they were answered."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field

@@ -1,6 +1,4 @@
 """Settings of brokers that are started for one test."""
 
-from __future__ import annotations
-
 SMALL_FILES: dict[str, object] = {"store.mapped_file_size_commit_log": 16 << 20}
 """Three brokers share one disk, and a test has few messages."""

@@ -3,8 +3,6 @@
 A test has topics of its own, and leaves every process that it ended running again.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 

@@ -1,7 +1,5 @@
 """Commands of RocketMQ's `mqadmin` as a team types them, and the page of what they do."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 

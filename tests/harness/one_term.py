@@ -1,7 +1,5 @@
 """What wants one leader from its begin to its end; on a busy machine any second may elect one."""
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 

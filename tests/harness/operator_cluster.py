@@ -1,7 +1,5 @@
 """A cluster with access checks, and commands in the name of its operator."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path

@@ -4,8 +4,6 @@ Ports and data folders are replaced where they are taken (`tests.harness.shipped
 only prints what it would do; measurements are cut short.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import signal

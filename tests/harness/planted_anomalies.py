@@ -5,8 +5,6 @@ show several, it adds one or two operations. It returns the operations a checker
 other checkers may report too: one event can break two guarantees.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from itertools import pairwise
 

@@ -4,8 +4,6 @@ An anomaly has one name and may be proved by several facts. `planted_anomalies` 
 each name; here is one for each further fact, and changes to a history that break nothing.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection
 
 import msgspec

@@ -1,7 +1,5 @@
 """Planters of what replicas hold: states, queues, retention, the sum of everything."""
 
-from __future__ import annotations
-
 from dledger.jepsen_like.checkers import batches, replicas
 from dledger.jepsen_like.history.operation import NOTHING, F, Outcome, ReplicaRead
 from tests.harness.history_world import KEEPS, NODES, TOPIC, Queue

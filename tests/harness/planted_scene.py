@@ -1,7 +1,5 @@
 """A clean history in which an anomaly is planted, and what a planter reports of it."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Iterable
 from typing import NamedTuple, TypeVar

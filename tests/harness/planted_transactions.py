@@ -1,7 +1,5 @@
 """Planters of transactions: what is seen of them, their decisions, and when they are checked."""
 
-from __future__ import annotations
-
 from dledger.jepsen_like.checkers import queue_log, replicas, total_queue
 from dledger.jepsen_like.checkers.transactions import (
     CHECK_INTERVAL_NS,

@@ -1,7 +1,5 @@
 """A history written as a runner writes it: each row when it is called and when it has ended."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 What is out, for whom and until when is kept once for all its members, as in their log.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field

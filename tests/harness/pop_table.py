@@ -1,7 +1,5 @@
 """What a fake broker has handed out by POP, and how receipts are answered."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field

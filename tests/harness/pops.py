@@ -1,7 +1,5 @@
 """Requests of POP consumers to a broker over the fake group, and what they are answered."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

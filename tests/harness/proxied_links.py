@@ -1,7 +1,5 @@
 """A proxy between real sockets: both ends of a link, and frames to send through it."""
 
-from __future__ import annotations
-
 import random
 import select
 import socket

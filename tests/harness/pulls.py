@@ -1,7 +1,5 @@
 """Pulls as a client asks them, and what is found in their answers."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from dledger.commitlog.record import iter_records

@@ -1,7 +1,5 @@
 """Small random histories of one queue, and the exhaustive search that is their oracle."""
 
-from __future__ import annotations
-
 import random
 
 from dledger.jepsen_like.history.columns import hash_range

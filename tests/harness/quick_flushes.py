@@ -5,8 +5,6 @@ times. What a flush does is shown in tests/unit/commitlog/test_disk.py, what it 
 memory that forget (`dledger.testing.crash_disk`) and by real processes in tests/integration.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 

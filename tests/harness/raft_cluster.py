@@ -4,8 +4,6 @@ Frames pass through the real codec. The test decides when a disk flushes, which 
 in which order and how often, and what time it is.
 """
 
-from __future__ import annotations
-
 import random
 from collections import defaultdict
 from collections.abc import Callable

@@ -3,8 +3,6 @@
 It shares nothing with the client: what it returns are the bytes behind each total size.
 """
 
-from __future__ import annotations
-
 import json
 import socket
 import struct

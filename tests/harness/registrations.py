@@ -1,7 +1,5 @@
 """Registrations of brokers as a NameServer reads them, and what stands in its tables then."""
 
-from __future__ import annotations
-
 import struct
 import zlib
 from collections.abc import Mapping

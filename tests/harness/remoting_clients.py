@@ -3,8 +3,6 @@
 Such a client is a producer, or several consumers in one process, each in a group of its own.
 """
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence

@@ -4,8 +4,6 @@ Small: every byte of them can be looked at. Segments of 4 KiB, three queues, tag
 that is deleted and made again, delayed messages.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field

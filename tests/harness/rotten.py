@@ -1,7 +1,5 @@
 """Bits that go bad on the disk under a group, and what must never come of them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from dledger.commitlog.entry import KIND_RECORDS, parse_header

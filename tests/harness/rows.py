@@ -1,7 +1,5 @@
 """Rows of histories that are written by hand: only what matters is named."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from dledger.jepsen_like.history.operation import NEVER, NOTHING, F, Operation, Outcome

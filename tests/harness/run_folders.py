@@ -1,7 +1,5 @@
 """Run folders as a chaos run leaves them: a group that elects, fails and recovers, made up."""
 
-from __future__ import annotations
-
 import json
 import random
 from dataclasses import dataclass, field

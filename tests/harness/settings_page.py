@@ -1,7 +1,5 @@
 """The settings on pages of the documentation: ``python -m tests.harness.settings_page``."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final

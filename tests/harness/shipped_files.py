@@ -4,8 +4,6 @@ The ports stay as they are in the files in one process of those that run tests, 
 uses them; otherwise each is replaced by a free one, in the copies and in the commands.
 """
 
-from __future__ import annotations
-
 import fcntl
 import functools
 import os

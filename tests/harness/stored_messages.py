@@ -1,7 +1,5 @@
 """What a topic holds, read with our own consumer, to judge other clients by."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from dledger.client.connect import connect

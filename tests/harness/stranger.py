@@ -1,7 +1,5 @@
 """A peer that is no member, at the port where members exchange frames."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A broker over the fake group whose metrics are looked at, and what changes them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from dledger.broker_metrics import BrokerMetrics, LeaderChanges

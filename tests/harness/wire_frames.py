@@ -1,7 +1,5 @@
 """What tests of connections send and hear over a wire, and handlers that answer or do not."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -3,8 +3,6 @@
 A test has topics of its own. One that kills a member or harms a disk has a cluster of its own.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator
 

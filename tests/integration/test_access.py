@@ -1,7 +1,5 @@
 """A guarded cluster of real processes: accounts, TLS everywhere, peers that prove themselves."""
 
-from __future__ import annotations
-
 import os
 import ssl
 import sys

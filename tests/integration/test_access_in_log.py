@@ -1,7 +1,5 @@
 """Accounts in the log of real processes: commands, followers, and a leader that is killed."""
 
-from __future__ import annotations
-
 import io
 import json
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The SDK for asyncio with real brokers: a leader is killed under load; a FastAPI application."""
 
-from __future__ import annotations
-
 import asyncio
 import importlib.util
 from pathlib import Path

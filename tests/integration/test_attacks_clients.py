@@ -4,8 +4,6 @@ Default limits throughout; only the files are smaller. What is compared is measu
 latency of a client and the memory of a process before and during an attack.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import AsyncIterator, Callable

@@ -1,7 +1,5 @@
 """Messages that mean harm, written byte by byte, on three brokers: none ends, all are delivered."""
 
-from __future__ import annotations
-
 import pytest
 import trio
 

@@ -4,8 +4,6 @@ Real processes, default settings; once as ``dledger up`` makes them, with a secr
 without.
 """
 
-from __future__ import annotations
-
 import random
 import tomllib
 from collections.abc import Iterator

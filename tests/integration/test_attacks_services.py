@@ -3,8 +3,6 @@
 Each attack goes on under a light load: `attacked` has what must hold then.
 """
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """A backup is taken under load and becomes a new group that has all that was acknowledged."""
 
-from __future__ import annotations
-
 import tomllib
 from functools import partial
 from pathlib import Path

@@ -4,8 +4,6 @@ Real processes. The folder is one that a broker filled and left cleanly; after e
 must be byte for byte the same, and its own broker must go on from it as after a clean stop.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterator
 from pathlib import Path

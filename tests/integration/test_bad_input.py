@@ -5,8 +5,6 @@ back a message, and the queues must hold what was acknowledged and nothing else.
 with a data folder is in test_bad_folder.py, a full disk in test_full_disk.py.
 """
 
-from __future__ import annotations
-
 import itertools
 import random
 import struct

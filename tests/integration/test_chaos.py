@@ -3,8 +3,6 @@
 Faults of the real-process runner by a plan each: limits, torn logs, clients, proxies.
 """
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os

@@ -1,7 +1,5 @@
 """A real broker on disks that break: failed flushes, damage. Power cuts: test_chaos.py."""
 
-from __future__ import annotations
-
 import random
 import subprocess
 from pathlib import Path

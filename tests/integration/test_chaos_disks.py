@@ -3,8 +3,6 @@
 Each mechanism reports why it is missing where it is; its tests are skipped with that sentence.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import random

@@ -3,8 +3,6 @@
 Where no network of its own can be made, tests are skipped with the reason.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import socket

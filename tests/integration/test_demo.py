@@ -1,7 +1,5 @@
 """The demo end to end, and that it notices what is wrong in a kept folder."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

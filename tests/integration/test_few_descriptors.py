@@ -1,7 +1,5 @@
 """Three brokers with a hundred descriptors each hold more queues and segments, and go on."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections import Counter

@@ -3,8 +3,6 @@
 What is guaranteed in each mode: tests/simulation/test_flush_before_ack.py.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

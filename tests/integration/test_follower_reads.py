@@ -3,8 +3,6 @@
 Real processes, sockets, files and signals.
 """
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Awaitable, Iterator
 from functools import partial
 from pathlib import Path

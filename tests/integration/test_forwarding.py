@@ -1,7 +1,5 @@
 """Members that do not lead carry requests of RocketMQ's clients to the one that does."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial

@@ -4,8 +4,6 @@ Real processes on a file system of a few megabytes, where this may be mounted (r
 whose disk is full: tests/simulation/test_full_disk.py.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 from collections.abc import Callable, Iterator

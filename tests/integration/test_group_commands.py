@@ -1,7 +1,5 @@
 """`dledger group`, `producer`, `topic perm`, `stats` and `debug bundle` against a real broker."""
 
-from __future__ import annotations
-
 import io
 import json
 import tarfile

@@ -1,7 +1,5 @@
 """A deployment on IPv6 alone: real processes on `::1`, nothing of it on an IPv4 address."""
 
-from __future__ import annotations
-
 import os
 import sys
 from functools import partial

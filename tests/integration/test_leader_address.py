@@ -1,7 +1,5 @@
 """One address leads to the leader of real processes, which run a hook as it moves."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from dledger.cli.commands import open_admin

@@ -4,8 +4,6 @@ The log is made once for the module, through the SDK's batches, by three real br
 more by one broker alone, whose start is over when it serves as leader.
 """
 
-from __future__ import annotations
-
 import shutil
 import signal
 import time

@@ -4,8 +4,6 @@ SIGTERM under load: what is in work is answered, nothing is lost, the next start
 A cluster survives its leader, stops clean, and leaves no process.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """`dledger-proxy` in front of real brokers, called as a client of its protocol calls it."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial

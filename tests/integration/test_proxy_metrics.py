@@ -4,8 +4,6 @@ Calls that come to a proxy at once are all answered.
 A client whose network fails without notice: its streams end all the same.
 """
 
-from __future__ import annotations
-
 import asyncio
 import signal
 import subprocess

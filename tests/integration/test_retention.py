@@ -3,8 +3,6 @@
 Real processes, sockets and files.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path

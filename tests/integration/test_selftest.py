@@ -1,7 +1,5 @@
 """`dledger selftest` and paced sends against a real broker."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

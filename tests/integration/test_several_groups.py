@@ -3,8 +3,6 @@
 Real processes, sockets, files and signals.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections import Counter

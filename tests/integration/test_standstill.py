@@ -1,7 +1,5 @@
 """Stopping a process, as before a power cut."""
 
-from __future__ import annotations
-
 import mmap
 import struct
 from pathlib import Path

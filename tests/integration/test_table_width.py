@@ -1,7 +1,5 @@
 """Tables of `dledger` on a terminal of 80 columns, against a real broker and a written log."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The kit for tests of others: one contract for a cluster in this process and one in several."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import textwrap

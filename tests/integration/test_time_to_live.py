@@ -1,7 +1,5 @@
 """Messages with a time to live through the SDK: which reads get them, and which do not."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 

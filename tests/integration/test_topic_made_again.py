@@ -4,8 +4,6 @@ Requests are put together from the layout of RocketMQ's frames, on one connectio
 three real brokers.
 """
 
-from __future__ import annotations
-
 import random
 
 import pytest

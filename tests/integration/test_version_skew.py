@@ -3,8 +3,6 @@
 Real processes. Replay: ``dledger-chaos run --plan FILE`` with the plan below.
 """
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from pathlib import Path

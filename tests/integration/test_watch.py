@@ -3,8 +3,6 @@
 Real processes.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -3,8 +3,6 @@
 Runs under an interpreter of its own that has the client and nothing of this project.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Callable

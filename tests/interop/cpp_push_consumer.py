@@ -4,8 +4,6 @@ Runs under an interpreter of its own that has the client and nothing of this pro
 whose body ends with ``!`` is refused once, so that it has to come again.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import threading

@@ -4,8 +4,6 @@ One process sends with 64 outstanding messages of 256 bytes, in turn by gRPC thr
 through `dledger.aio` without it, to three brokers. What counts is the ratio of neighbours.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import os

@@ -4,8 +4,6 @@ Runs under an interpreter of its own that has the client and nothing of this pro
 line comes in, lines of JSON go out.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

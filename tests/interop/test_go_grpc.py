@@ -4,8 +4,6 @@ The client is not changed in any way; it comes from its registry. It has no push
 recall, and speaks nothing but TLS. Real processes and sockets.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

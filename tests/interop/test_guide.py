@@ -1,7 +1,5 @@
 """The examples of the page about clients of others, run as they stand there."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

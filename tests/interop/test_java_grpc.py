@@ -3,8 +3,6 @@
 The client is not changed in any way; it comes from its registry. Real processes and sockets.
 """
 
-from __future__ import annotations
-
 import json
 from contextlib import suppress
 from functools import partial

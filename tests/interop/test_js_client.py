@@ -3,8 +3,6 @@
 The client is not changed in any way; it comes from its registry. Real processes and sockets.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 from typing import Any

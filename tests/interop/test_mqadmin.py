@@ -4,8 +4,6 @@ The tool is not changed in any way; each version runs in one process. With ``DLE
 the page is written instead of compared.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

@@ -4,8 +4,6 @@ Neither it nor its clients are changed in any way: Apache's Python and Node.js c
 protocol, and the Java client of the remoting protocol, to which it is a NameServer and a broker.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Rows about consumers: members, queues, order, locks, tries, reads from followers."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 

@@ -4,8 +4,6 @@ Real processes behind the proxy of the chaos runner, and beside their group a se
 single broker, which nothing happens to.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 from collections import Counter

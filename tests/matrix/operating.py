@@ -1,7 +1,5 @@
 """Rows about running it: settings, statistics, the second port, switches, the test kit."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 
 import trio

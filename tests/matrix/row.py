@@ -1,7 +1,5 @@
 """A row of the matrix: a service, and one round of using it."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 

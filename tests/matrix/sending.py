@@ -1,7 +1,5 @@
 """Rows about what is sent: groups, filters, queries, idempotence, transactions, batches."""
 
-from __future__ import annotations
-
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence

@@ -7,8 +7,6 @@ service without enough moments fails, and so does one that is in the list and no
 ``DLEDGER_MATRIX_SEED`` chooses the moments.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import time

@@ -1,7 +1,5 @@
 """Rows about time: delays, timers, recalls, retention."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import AsyncIterator
 

@@ -9,8 +9,6 @@
     plant NUMBER FOLDER       a source tree with one bug, for ``dledger-chaos run --broker-tree``
 """
 
-from __future__ import annotations
-
 import sys
 import tempfile
 from collections import Counter

@@ -5,8 +5,6 @@ must pass without the bug: what shows there is another one. Plans without a sing
 first; what shows there needs no fault, and is noted.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial

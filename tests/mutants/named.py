@@ -4,8 +4,6 @@ One tree for each of the hunts at the same time gets one bug after the other, an
 tests that its patch names, and nothing else. Before that they run without a bug: there they pass.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -36,8 +36,6 @@ A bug is what a stranger would write: it acts from the start or by chance. The f
 harm only to what an earlier state has left.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 import textwrap

@@ -4,8 +4,6 @@ The draw depends on the number of the bug and on the time alone: in simulated ti
 draws the same, alone or behind others, in every interpreter.
 """
 
-from __future__ import annotations
-
 import zlib
 
 import trio

@@ -4,8 +4,6 @@ The counterpart of `tests.mutants.hunt`, which does so in simulated time. A bug 
 the same plan is valid without it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 

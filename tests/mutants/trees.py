@@ -1,7 +1,5 @@
 """Copies of the source tree with a planted bug in them; interpreters run them instead of ours."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """What Hypothesis may not measure here."""
 
-from __future__ import annotations
-
 from tests.harness.hypothesis_profile import use_shared_machine
 from tests.harness.quick_flushes import quick_flushes
 

@@ -1,7 +1,5 @@
 """Plans for Hypothesis: lists of small steps that stay meaningful when some are dropped."""
 
-from __future__ import annotations
-
 from hypothesis import strategies as st
 
 from dledger.jepsen_like.plans.draw import SHAPES

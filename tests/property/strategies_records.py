@@ -1,7 +1,5 @@
 """Hypothesis strategies for records, batches and entries."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, Literal
 

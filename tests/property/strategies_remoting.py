@@ -1,7 +1,5 @@
 """Commands, frames and what can happen to their bytes."""
 
-from __future__ import annotations
-
 import itertools
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Entries applied together leave what one after the other leaves: tables, queues, key index."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any

@@ -5,8 +5,6 @@ Disks fill up, power fails and bytes rot in between. The model knows two numbers
 entry.
 """
 
-from __future__ import annotations
-
 import random
 import shutil
 from dataclasses import dataclass

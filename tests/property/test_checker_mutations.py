@@ -1,7 +1,5 @@
 """The checkers checked: no alarm on a correct history, the right name for every planted anomaly."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import pkgutil

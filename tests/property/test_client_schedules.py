@@ -1,7 +1,5 @@
 """The client's pure parts under arbitrary input."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 from hypothesis import given

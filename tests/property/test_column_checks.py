@@ -1,7 +1,5 @@
 """Checks over tables find what checks over rows in memory find."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

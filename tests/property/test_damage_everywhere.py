@@ -1,7 +1,5 @@
 """Damaged bytes against every decoder: each raises its own error, or reads what it can."""
 
-from __future__ import annotations
-
 import random
 import zlib
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Sealing and deriving by columns equal the plain way, whatever the records are."""
 
-from __future__ import annotations
-
 import struct
 import zlib
 from hashlib import blake2b

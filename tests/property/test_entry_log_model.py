@@ -1,7 +1,5 @@
 """The log against a plain list, over appends, truncations, flushes, kills and power cuts."""
 
-from __future__ import annotations
-
 import random
 
 from hypothesis import HealthCheck, given, settings

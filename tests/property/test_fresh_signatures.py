@@ -1,7 +1,5 @@
 """The signature between our own processes against an independent one, and what breaks it."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 from typing import Any

@@ -1,7 +1,5 @@
 """The key index against a list: power cuts at any step, full disks, bad sectors, retention."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 

@@ -4,8 +4,6 @@ Well formed frames with hostile fields, of all kinds. A few thousand in every ru
 peer-fuzz`` tries a million.
 """
 
-from __future__ import annotations
-
 import os
 import random
 from collections import Counter

@@ -1,7 +1,5 @@
 """The table of POP beside a model that keeps the whole history, over any leader's proposals."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import dataclass, field
 

@@ -4,8 +4,6 @@ Requests begin as right ones; some of their fields are then empty, extreme, of a
 those of something else. No code is that of a fault of the proxy.
 """
 
-from __future__ import annotations
-
 import gzip
 import random
 from typing import Any, Final, cast

@@ -6,8 +6,6 @@ when all is quiet: then nothing is held for any client, and every message that w
 comes. Time is virtual.
 """
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from collections.abc import Sequence

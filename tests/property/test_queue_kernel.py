@@ -1,7 +1,5 @@
 """The kernel finds what an exhaustive search finds, and the same however the rows are cut."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from typing import Any

@@ -6,8 +6,6 @@ stays. In half of the plans members come, go, lose their folders and hand leader
 and in the end every listed member votes and has everything.
 """
 
-from __future__ import annotations
-
 import gc
 import random
 from pathlib import Path

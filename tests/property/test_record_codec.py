@@ -1,7 +1,5 @@
 """Records, properties and batch items survive the way there and back."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from hypothesis import given

@@ -1,7 +1,5 @@
 """What is written is what is read, however it is cut."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from hypothesis import given

@@ -5,8 +5,6 @@ written down by hand (`tests.harness.agreed_log`). The disk may stop at any of i
 fail to flush; other work of the replica is done between two acts of a job that a worker would do.
 """
 
-from __future__ import annotations
-
 import errno
 import random
 from collections.abc import Callable, Iterator

@@ -5,8 +5,6 @@ Damaged registrations are refused with one kind of error, whatever the damage.
 A snapshot that a peer made up is refused, whatever stands in it under a valid checksum.
 """
 
-from __future__ import annotations
-
 import random
 import struct
 import tempfile

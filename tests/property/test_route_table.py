@@ -7,8 +7,6 @@ of `dledger.namesrv.registration`. That groups keep their topics is left to the 
 are open here.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterable
 from dataclasses import dataclass, field

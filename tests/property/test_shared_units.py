@@ -1,7 +1,5 @@
 """Consume queues with few open files against a dictionary: power cuts, deletions and moves."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Signatures against an independent computation, through every header encoding; hostile headers."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import hmac

@@ -14,8 +14,6 @@ trusting   it forgets that it may not vote, which one file alone records
 =========  ========================================================================
 """
 
-from __future__ import annotations
-
 import copy
 import random
 from collections.abc import Callable, Iterator

@@ -3,8 +3,6 @@
 `make small-histories` tries ten million.
 """
 
-from __future__ import annotations
-
 import os
 import random
 from collections.abc import Iterator, Sequence

@@ -3,8 +3,6 @@
 What single comparisons are is a table: tests/unit/dledger/filters/test_sql_evaluation.py.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from enum import Enum
 from typing import Final

@@ -1,7 +1,5 @@
 """Applying entries equals a naive model, record by record; snapshots lose nothing."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from typing import Any
 

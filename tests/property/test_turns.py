@@ -4,8 +4,6 @@ The limits of a turn are small here, so that a crowd is many times as large as a
 of three times the size must not make the longest turn longer. A service without a crowd fails.
 """
 
-from __future__ import annotations
-
 import re
 import sys
 from collections.abc import Awaitable, Callable

@@ -1,7 +1,5 @@
 """Numbers that others wrote are ASCII digits and perhaps a sign, wherever they are read."""
 
-from __future__ import annotations
-
 from base64 import urlsafe_b64encode
 from collections.abc import Callable
 from typing import Final

@@ -1,7 +1,5 @@
 """The shipped configuration files, started by hand as the README describes."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """The compose file in `deploy/`, played from nothing."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

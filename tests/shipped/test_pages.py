@@ -5,8 +5,6 @@ they are taken (`tests.harness.shipped_files`); ``make`` only prints what it wou
 run these tests again; measurements are cut short.
 """
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The history of every workload, played and then judged from its folder: the same verdicts."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

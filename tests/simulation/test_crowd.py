@@ -1,7 +1,5 @@
 """A new leader meets fifty thousand of each thing that a broker keeps, all of them due."""
 
-from __future__ import annotations
-
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable

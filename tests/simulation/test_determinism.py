@@ -1,7 +1,5 @@
 """One seed is one run: the same events in any interpreter, whatever its hash seed."""
 
-from __future__ import annotations
-
 import pytest
 
 from dledger.jepsen_like.soak import gate

@@ -4,8 +4,6 @@ Files that are no segments go bad: what is read is right, or is refused, and is 
 Full disks give nothing up, and what is given up without a right to it is found.
 """
 
-from __future__ import annotations
-
 import pytest
 
 from dledger.jepsen_like.plans.draw import draw_plan

@@ -6,8 +6,6 @@ Each replica is compared with one that never restarts; what differs from it is f
 Leadership changes a hundred times over delayed messages: each is delivered once, and in time.
 """
 
-from __future__ import annotations
-
 from dataclasses import fields
 
 import pytest

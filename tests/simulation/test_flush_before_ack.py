@@ -10,8 +10,6 @@ On virtual time, where a flush waits behind a gate. Flushes of real processes ar
 tests/integration/test_flush_before_ack.py.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager

@@ -3,8 +3,6 @@
 With real processes on small file systems: tests/integration/test_full_disk.py.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import trio

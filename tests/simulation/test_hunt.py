@@ -1,7 +1,5 @@
 """``python -m tests.mutants hunt``: a planted bug is found blind, one that is not there is not."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Metrics and lag agree with the log: with a replica that never restarts, rebuilt from entries."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from random import Random

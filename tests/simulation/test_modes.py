@@ -3,8 +3,6 @@
 Clusters in which one date is two years off, and back: store time stays near the right one.
 """
 
-from __future__ import annotations
-
 from random import Random
 from typing import Any
 

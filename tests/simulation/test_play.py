@@ -1,7 +1,5 @@
 """Plans played in a world: kept guarantees are valid, the same plan is the same run."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A thousand receivers on four queues: all get the same, and what a killed one had comes again."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest

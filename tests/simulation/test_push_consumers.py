@@ -1,7 +1,5 @@
 """Members of a consumer group in simulated clusters: which owns what, and what is received."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """A client that asked the wrong member needs one more round trip; what costs two is found."""
 
-from __future__ import annotations
-
 import pytest
 
 from dledger.broker_errors import NotLeaderError

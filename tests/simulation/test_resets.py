@@ -4,8 +4,6 @@ No drawn workload resets offsets or commits plainly beside steps: their exact ch
 neither.
 """
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 

@@ -1,7 +1,5 @@
 """Moments that drawn plans seldom meet: the second half of a trigger is brought about."""
 
-from __future__ import annotations
-
 import pytest
 
 from dledger.group import Group

@@ -1,7 +1,5 @@
 """Search by time over fail-overs, on virtual time."""
 
-from __future__ import annotations
-
 import bisect
 from pathlib import Path
 

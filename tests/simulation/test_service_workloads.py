@@ -3,8 +3,6 @@
 Groups elect and change their members while a minority is away; no member is healed first.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from functools import cache
 from random import Random

@@ -1,7 +1,5 @@
 """A run without acknowledgements is a violation where a majority could give them, only there."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A process that is no member is after the broker name while clients send: it gets no message."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 

@@ -11,8 +11,6 @@ that NameServers must notice by the time that passed, or it breaks all connectio
 ends, connections with bytes waiting go on, break, or do either, by the seed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final

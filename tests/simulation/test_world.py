@@ -1,7 +1,5 @@
 """The nodes of a world do what machines do, and a world notices what must not happen."""
 
-from __future__ import annotations
-
 from contextlib import suppress
 from typing import Any
 

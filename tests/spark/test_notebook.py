@@ -1,7 +1,5 @@
 """The notebook runs from its first cell to its last, and shows what its text states."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

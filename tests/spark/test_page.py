@@ -1,7 +1,5 @@
 """The commands of the page about Spark do what it states."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Settings of the unit tests."""
 
-from __future__ import annotations
-
 import inspect
 from pathlib import Path
 from typing import Any

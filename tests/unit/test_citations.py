@@ -1,7 +1,5 @@
 """Citations of the code resolve inside the repository: page and section exist."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from functools import cache

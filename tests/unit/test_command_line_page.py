@@ -1,7 +1,5 @@
 """The page about the command line names every command there is; other pages name no other."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from pathlib import Path

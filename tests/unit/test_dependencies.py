@@ -1,7 +1,5 @@
 """What the packages import is what the distribution asks for."""
 
-from __future__ import annotations
-
 import ast
 import sys
 import tomllib

@@ -1,7 +1,5 @@
 """The files in `deploy/`: what they name is there, and the tools they are for take them."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """docs/reference/errors.md states what the code does."""
 
-from __future__ import annotations
-
 from dledger.remoting.protocol.outcome import ANSWERS, Condition
 from tests.harness.errors_page import PAGE, WHEN, client_errors, daemon_errors, with_tables
 

@@ -1,7 +1,5 @@
 """The page of features claims a feature only where a test proves it."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

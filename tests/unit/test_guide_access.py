@@ -1,7 +1,5 @@
 """The guide to access control: its commands work, its files are read, its code is right."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What lies where: packages, dependencies, exact versions, and what the tree must not hold."""
 
-from __future__ import annotations
-
 import ast
 import importlib
 import re

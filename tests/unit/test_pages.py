@@ -1,7 +1,5 @@
 """The pages hang together: no dead link, none that the index does not list."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The hook of the Helm chart, run as a pod runs it, against a server that speaks as Kubernetes'."""
 
-from __future__ import annotations
-
 import json
 import os
 import ssl

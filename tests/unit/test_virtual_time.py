@@ -1,7 +1,5 @@
 """Asynchronous tests run on virtual time, and their fixtures with them, unless they are marked."""
 
-from __future__ import annotations
-
 import pytest
 import trio
 from trio.testing import MockClock

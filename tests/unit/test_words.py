@@ -1,7 +1,5 @@
 """Plain words: code, tests, examples and pages do without those of `tests/lint/words.txt`."""
 
-from __future__ import annotations
-
 import ast
 import io
 import re

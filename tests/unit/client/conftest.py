@@ -1,7 +1,5 @@
 """Fixtures of the client: a fake cluster on virtual time, and clients of it."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 
 import pytest

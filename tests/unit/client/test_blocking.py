@@ -1,7 +1,5 @@
 """The blocking façade: a client in a thread of its own, over a network in memory."""
 
-from __future__ import annotations
-
 import queue
 import threading
 from collections.abc import AsyncIterator, Sequence

@@ -1,7 +1,5 @@
 """Spans and metrics of sends and consumptions, as OpenTelemetry's own SDK collects them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

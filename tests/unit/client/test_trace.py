@@ -3,8 +3,6 @@
 Message trace of producers and consumers against a cluster in memory.
 """
 
-from __future__ import annotations
-
 import pytest
 import trio
 

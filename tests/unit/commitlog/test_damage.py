@@ -1,7 +1,5 @@
 """Damage found while the log is open, and the copy of another replica written over it."""
 
-from __future__ import annotations
-
 import pytest
 
 from dledger.commitlog.damage import check_entries

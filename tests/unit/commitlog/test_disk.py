@@ -1,7 +1,5 @@
 """A platform that lacks a call: the disk takes the nearest one and guarantees the same."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import importlib.util

@@ -1,7 +1,5 @@
 """Entry log: reading, appending and rolling."""
 
-from __future__ import annotations
-
 import struct
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Entry log on a disk that is full, slow or fails: rolls, reserves and flushes."""
 
-from __future__ import annotations
-
 import threading
 
 import pytest

@@ -1,7 +1,5 @@
 """A log of many files on a disk that keeps few descriptors."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

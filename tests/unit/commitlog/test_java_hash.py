@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import numpy as np
 
 from dledger.commitlog.java_hash import index_key_hash, java_hash, tags_code

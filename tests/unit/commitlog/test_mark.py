@@ -1,7 +1,5 @@
 """Two alternating slots: whatever a torn write leaves, one whole value stays."""
 
-from __future__ import annotations
-
 import pytest
 
 from dledger.commitlog.errors import (

@@ -1,7 +1,5 @@
 """What brokers write is theirs, and has space beside what clients write."""
 
-from __future__ import annotations
-
 import pytest
 
 from dledger.commitlog.errors import LocalProtocolError

@@ -1,7 +1,5 @@
 """Recovery finds the exact end, cuts torn tails and refuses damage."""
 
-from __future__ import annotations
-
 import pytest
 
 from dledger.commitlog.entry import parse_header

@@ -1,7 +1,5 @@
 """Files that are made from the log, on sectors that the disk does not give back."""
 
-from __future__ import annotations
-
 from dledger.commitlog.damage import check_entries
 from dledger.commitlog.entry_log import EntryLog
 from dledger.testing.crash_disk import CrashDisk

@@ -1,7 +1,5 @@
 """Fixtures: a group of one node without consensus, on a temporary folder."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

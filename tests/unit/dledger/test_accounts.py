@@ -1,7 +1,5 @@
 """The accounts that count on a member: the file's first, then those that it has applied."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from random import Random
 from types import SimpleNamespace

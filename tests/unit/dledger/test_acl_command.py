@@ -1,7 +1,5 @@
 """``dledger acl``: accounts of a file, and in the log of broker groups."""
 
-from __future__ import annotations
-
 import stat
 from contextlib import nullcontext
 from pathlib import Path

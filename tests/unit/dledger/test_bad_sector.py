@@ -4,8 +4,6 @@ With very many queues the floor moves in steps: none of them reads all queues.
 A member alone has no other to repair it: retention gives up damaged entries all the same.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import shutil

@@ -1,7 +1,5 @@
 """What the benchmarks report."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

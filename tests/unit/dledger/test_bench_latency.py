@@ -1,7 +1,5 @@
 """Latencies of an open load count from the intended times, and none of them is left out."""
 
-from __future__ import annotations
-
 import pytest
 import trio
 

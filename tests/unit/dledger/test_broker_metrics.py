@@ -1,7 +1,5 @@
 """What a broker shows of itself, over the fake group."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass, field
 from typing import Any, cast

@@ -1,7 +1,5 @@
 """The command line: help, settings, errors in one line, exit codes."""
 
-from __future__ import annotations
-
 import io
 import json
 import subprocess

@@ -1,7 +1,5 @@
 """Configuration: every key, every source."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Configuration of a broker's names, peers and addresses, and what guards them."""
 
-from __future__ import annotations
-
 from socket import AF_INET, AF_INET6
 
 import pytest

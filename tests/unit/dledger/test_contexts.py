@@ -1,7 +1,5 @@
 """`dledger context`: names for clusters, kept for their owner alone, without secrets."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

@@ -5,8 +5,6 @@ Queue files that the disk does not give back are made again while the replica go
 Starts with a checkpoint from before a floor, a deletion, or both: what queues have then.
 """
 
-from __future__ import annotations
-
 import errno
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What a member carries to its leader, with leaders that follow a script."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field

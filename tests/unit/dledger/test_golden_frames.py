@@ -4,8 +4,6 @@ The requests in `tests/data/golden_frames.json` were made by the clients named t
 are this broker's, compared once with the protocol facts; from then on they stay as they are.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Awaitable
 from typing import Any

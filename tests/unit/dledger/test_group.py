@@ -1,7 +1,5 @@
 """A group of replicas on virtual time: group commit, outcomes, fail-over."""
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 

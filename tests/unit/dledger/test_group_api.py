@@ -4,8 +4,6 @@
 Reads of a group that must not be stale.
 """
 
-from __future__ import annotations
-
 import re
 import stat
 from collections import Counter

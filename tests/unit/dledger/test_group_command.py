@@ -1,7 +1,5 @@
 """``dledger group`` and ``dledger dlq``: offsets that are moved, dead letters."""
 
-from __future__ import annotations
-
 import io
 import tarfile
 from collections.abc import AsyncIterator

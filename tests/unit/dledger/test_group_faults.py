@@ -1,7 +1,5 @@
 """A group of replicas whose disks fail, forget or hang."""
 
-from __future__ import annotations
-
 import errno
 from collections.abc import Callable
 from dataclasses import replace

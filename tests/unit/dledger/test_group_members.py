@@ -1,7 +1,5 @@
 """Members of a group of brokers: handed leadership, added, replaced, removed, promoted."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """What a broker shows of consumer groups: what they were given, and how far they are behind."""
 
-from __future__ import annotations
-
 import pytest
 
 from dledger import topic_metrics

@@ -1,7 +1,5 @@
 """Retention, and what it makes necessary: a replica that is behind the first kept entry."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path

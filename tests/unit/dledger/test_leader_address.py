@@ -1,7 +1,5 @@
 """The address that moves with the leadership: which member holds it, and when."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field

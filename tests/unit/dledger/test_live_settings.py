@@ -1,7 +1,5 @@
 """Settings of a running broker: what takes effect, and what is refused by name."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """What a local cluster writes before it starts anything."""
 
-from __future__ import annotations
-
 import os
 import signal
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A date that jumps neither stamps nor is waited for, until it has stayed for long."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

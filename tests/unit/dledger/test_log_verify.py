@@ -1,7 +1,5 @@
 """``dledger log``: the files of a stopped broker are checked, read and compared."""
 
-from __future__ import annotations
-
 import io
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """How long the turns of an event loop took, by a clock that the test moves."""
 
-from __future__ import annotations
-
 import gc
 
 import pytest

@@ -1,7 +1,5 @@
 """What a newer version wrote or sends is refused with one line, and left as it is."""
 
-from __future__ import annotations
-
 import random
 import struct
 import zlib

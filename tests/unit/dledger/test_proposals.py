@@ -3,8 +3,6 @@
 How many entries are applied in one go.
 """
 
-from __future__ import annotations
-
 from math import inf
 from types import SimpleNamespace
 from typing import Any

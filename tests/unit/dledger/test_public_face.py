@@ -1,7 +1,5 @@
 """`import dledger`: complete, lazy, and of use where POSIX is not."""
 
-from __future__ import annotations
-
 import ast
 import inspect
 import os

@@ -1,7 +1,5 @@
 """A broker keeps itself known to every NameServer, whatever the others do."""
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field

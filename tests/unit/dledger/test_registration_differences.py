@@ -1,7 +1,5 @@
 """Between a broker and a NameServer of ours only what changed is sent; to others, as RocketMQ."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any

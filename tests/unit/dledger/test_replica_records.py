@@ -3,8 +3,6 @@
 The checkpoint and abort files have RocketMQ's bytes and names.
 """
 
-from __future__ import annotations
-
 import struct
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Each of RocketMQ's request codes has a handler, or a refusal that the documentation gives."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Damage on one replica: found by the scrub or by a read, repaired from the others."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

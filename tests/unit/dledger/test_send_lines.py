@@ -1,7 +1,5 @@
 """``dledger send`` and ``dledger msg``: lines that are sent, messages that are shown."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

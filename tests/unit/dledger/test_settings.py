@@ -1,7 +1,5 @@
 """Settings read from files and options, for a daemon of two tables."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path

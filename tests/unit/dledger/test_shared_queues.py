@@ -1,7 +1,5 @@
 """A replica whose queues share a file: restarts, damage, retention."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Ports: free ones are found, and one that is taken is named."""
 
-from __future__ import annotations
-
 import json
 import socket
 import subprocess

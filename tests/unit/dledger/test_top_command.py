@@ -1,7 +1,5 @@
 """What commands show: lists that repeat, ``dledger top``, tables."""
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable
 from typing import Any
 

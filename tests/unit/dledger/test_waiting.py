@@ -1,7 +1,5 @@
 """Set any number of times, noticed once, lost never."""
 
-from __future__ import annotations
-
 import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked

@@ -1,7 +1,5 @@
 """What is computed from the lines of load programs: gaps, losses, copies, order."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.fail_over.figures import (

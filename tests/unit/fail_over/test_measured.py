@@ -1,7 +1,5 @@
 """The table and the document of all runs, and what clients need."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from tests.fail_over.__main__ import phases

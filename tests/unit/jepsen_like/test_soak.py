@@ -1,7 +1,5 @@
 """The determinism gate counts what it compared, and fails on any difference."""
 
-from __future__ import annotations
-
 import msgspec
 import pytest
 

@@ -1,7 +1,5 @@
 """The plan that an order means."""
 
-from __future__ import annotations
-
 import pytest
 
 from dledger.commitlog.errors import ConfigError

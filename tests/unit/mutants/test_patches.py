@@ -1,7 +1,5 @@
 """Planted bugs: every patch fits the product as it is, and acts when its head states."""
 
-from __future__ import annotations
-
 import ast
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Each administrative act at a NameServer has one audit line, and nothing else has one."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast

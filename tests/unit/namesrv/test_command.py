@@ -1,7 +1,5 @@
 """The daemon as a process: settings printed, errors in one line, a clean stop on SIGTERM."""
 
-from __future__ import annotations
-
 import json
 import signal
 import socket

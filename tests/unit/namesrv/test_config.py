@@ -1,7 +1,5 @@
 """NameServer settings: every source, its precedence, and one clear line for what is wrong."""
 
-from __future__ import annotations
-
 import pytest
 
 from dledger.commitlog.errors import ConfigError

@@ -1,7 +1,5 @@
 """A broker name belongs to the group whose identity is registered under it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -3,8 +3,6 @@
 The key-value configuration on the real disk: durable, RocketMQ's form, never silently lost.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Every request code of a NameServer, over a connection in memory."""
 
-from __future__ import annotations
-
 import json
 import zlib
 from collections.abc import AsyncIterator

@@ -1,7 +1,5 @@
 """The body of a registration in both forms, and everything that can be wrong with it."""
 
-from __future__ import annotations
-
 import json
 import struct
 import zlib

@@ -1,7 +1,5 @@
 """The route tables: every registration rule by name, and the one way out."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import pytest

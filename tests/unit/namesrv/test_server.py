@@ -1,7 +1,5 @@
 """A running NameServer: disconnects, expiry, restart; over memory and over real sockets."""
 
-from __future__ import annotations
-
 import socket
 from functools import partial
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A running NameServer on a network in memory, and the requests brokers and clients send."""
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager

@@ -1,7 +1,5 @@
 """Connections over memory streams."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 

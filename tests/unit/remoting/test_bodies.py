@@ -4,8 +4,6 @@ The JSON dialect of RocketMQ's bodies.
 Java properties as RocketMQ's configuration files and requests use them.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import msgspec

@@ -1,7 +1,5 @@
 """Renewed certificates count for new handshakes, and broken files leave those of before."""
 
-from __future__ import annotations
-
 import ssl
 from pathlib import Path
 

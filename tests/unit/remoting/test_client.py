@@ -3,8 +3,6 @@
 Places of connections: which gets one, which gives way.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any

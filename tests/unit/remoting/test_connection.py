@@ -1,7 +1,5 @@
 """Both sides of one connection, on virtual time."""
 
-from __future__ import annotations
-
 import errno
 import gc
 from typing import Any

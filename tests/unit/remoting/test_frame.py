@@ -3,8 +3,6 @@
 RocketMQ's binary header.
 """
 
-from __future__ import annotations
-
 import struct
 
 import pytest

@@ -1,7 +1,5 @@
 """How the requests of a peer are answered: once, in any order, at their time, and how they fail."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

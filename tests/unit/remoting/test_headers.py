@@ -4,8 +4,6 @@ The JSON header: strict out, lenient in.
 The code tables.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import cbor2

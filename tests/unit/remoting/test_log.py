@@ -1,7 +1,5 @@
 """The SDK's log lines: where they go, and what they never hold."""
 
-from __future__ import annotations
-
 import io
 import logging
 import subprocess

@@ -3,8 +3,6 @@
 The machine's clock and randomness.
 """
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import gc

@@ -3,8 +3,6 @@
 Space for unfinished frames: how much there is, which waits, which gives way.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import pytest

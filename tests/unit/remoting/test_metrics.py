@@ -5,8 +5,6 @@ What a port shows of the connections it ended and the requests it refused.
 The port that answers GET /metrics, over connections in memory and on virtual time.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager

@@ -1,7 +1,5 @@
 """The one table: condition → code, outcome, retriable."""
 
-from __future__ import annotations
-
 import pytest
 
 from dledger.commitlog.errors import (

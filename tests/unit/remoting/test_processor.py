@@ -1,7 +1,5 @@
 """A table of processors, and the part of it that another port answers with."""
 
-from __future__ import annotations
-
 import pytest
 
 from dledger.commitlog.errors import ConfigError

@@ -1,7 +1,5 @@
 """Accepting, limits, draining."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

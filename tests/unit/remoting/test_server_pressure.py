@@ -1,7 +1,5 @@
 """A server under pressure: half frames, idle connections, unread answers; others are served."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

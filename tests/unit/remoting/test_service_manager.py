@@ -1,7 +1,5 @@
 """What a daemon reports to systemd, over a real socket."""
 
-from __future__ import annotations
-
 import os
 import socket
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """What is signed, byte by byte, against an independent computation."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import hmac

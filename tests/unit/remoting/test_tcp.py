@@ -1,7 +1,5 @@
 """Real sockets and TLS."""
 
-from __future__ import annotations
-
 import errno
 import os
 import re

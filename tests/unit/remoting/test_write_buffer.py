@@ -1,7 +1,5 @@
 """Frames leave in order, whatever a socket takes at once."""
 
-from __future__ import annotations
-
 import random
 import weakref
 from dataclasses import dataclass, field

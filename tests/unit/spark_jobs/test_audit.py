@@ -1,7 +1,5 @@
 """`dledger audit`: equal replicas are equal; one wrong byte is named with its replica and place."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 import shutil

@@ -1,7 +1,5 @@
 """Bad input is no verdict: *unknown*, a sentence with the file and what to do, exit status 2."""
 
-from __future__ import annotations
-
 import json
 import random
 import shutil

@@ -1,7 +1,5 @@
 """`dledger check`: one answer, one exit status, and what makes it *unknown*."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

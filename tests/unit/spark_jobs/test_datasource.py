@@ -1,7 +1,5 @@
 """What the data source decides before it asks a broker: options, ranges, push-down, messages."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from datetime import UTC, datetime
 

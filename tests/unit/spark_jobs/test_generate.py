@@ -1,7 +1,5 @@
 """Generated histories: correct ones raise no alarm, a planted anomaly is found by its name."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections import Counter

@@ -1,7 +1,5 @@
 """A run is judged while it goes on: at once, like the whole one, and by what is in flight."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

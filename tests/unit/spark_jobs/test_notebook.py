@@ -1,7 +1,5 @@
 """The notebook is that of its source, and the runs it ships are as it describes them."""
 
-from __future__ import annotations
-
 import struct
 from pathlib import Path
 from typing import Any

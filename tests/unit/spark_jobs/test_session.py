@@ -1,7 +1,5 @@
 """Spark as commands use it: its session, lines about its tasks, the bench."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Facts gathered per split and merged per chunk are those of all rows in one place."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,5 @@
 """Tables of a history: words, batches, and columns as narrow as their values."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -3,8 +3,6 @@
 Messages looked up, and dead letters given back.
 """
 
-from __future__ import annotations
-
 import zlib
 
 import msgspec

@@ -1,7 +1,5 @@
 """What tests of consumers share: a listener that remembers, and messages to consume."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import trio

@@ -1,7 +1,5 @@
 """A client instance whose broker hands messages out by POP, in memory and on trio's clock."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from collections.abc import Callable

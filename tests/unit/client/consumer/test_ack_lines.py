@@ -1,7 +1,5 @@
 """Acknowledgements that share requests, each with its own result."""
 
-from __future__ import annotations
-
 import pytest
 import trio
 

@@ -1,7 +1,5 @@
 """Ordered consumption against a cluster in memory, on virtual time."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

@@ -1,7 +1,5 @@
 """Polling members of a group, against a cluster in memory on virtual time."""
 
-from __future__ import annotations
-
 import pytest
 import trio
 

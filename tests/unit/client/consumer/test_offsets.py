@@ -3,8 +3,6 @@
 Consumers of which they or their client are closed while something is under way.
 """
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 

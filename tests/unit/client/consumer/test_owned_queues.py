@@ -1,7 +1,5 @@
 """Queues that a consumer owns, and what was pulled of each."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from dataclasses import dataclass

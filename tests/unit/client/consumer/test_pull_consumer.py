@@ -1,7 +1,5 @@
 """Pulling by offset, from the leader or from any member."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 
 import pytest

@@ -1,7 +1,5 @@
 """Push consumer against a cluster in memory: what it gets, and from where."""
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Sequence
 
 import pytest

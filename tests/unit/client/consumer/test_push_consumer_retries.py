@@ -1,7 +1,5 @@
 """Push consumer whose listeners fail, take long, or are plain functions."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import pytest

@@ -1,7 +1,5 @@
 """What a consumer subscribes to, and which queues of that are its own."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import pytest

@@ -1,7 +1,5 @@
 """Receives that share requests: which gets what, and what becomes of those that are cancelled."""
 
-from __future__ import annotations
-
 import pytest
 import trio
 

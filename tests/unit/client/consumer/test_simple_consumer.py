@@ -1,7 +1,5 @@
 """The simple consumer's receipts and answers, without a broker."""
 
-from __future__ import annotations
-
 import random
 from base64 import b64encode
 from collections.abc import Collection

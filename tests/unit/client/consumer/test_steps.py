@@ -3,8 +3,6 @@
 Locks of queues: by hand, and those of an ordered consumer.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

@@ -1,7 +1,5 @@
 """What brokers ask of consumers: 220, 221, 307 and 309, with the bytes of the answers."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 

@@ -1,7 +1,5 @@
 """A client instance: made from settings, announced by heartbeats, closed."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import msgspec

@@ -1,7 +1,5 @@
 """Hooks of producers and consumers against a cluster in memory."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from typing import Any

@@ -3,8 +3,6 @@
 The table of leaders, and the search for one.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager

@@ -1,7 +1,5 @@
 """Messages, their records and the compression of bodies."""
 
-from __future__ import annotations
-
 import json
 import tracemalloc
 import zlib

@@ -1,7 +1,5 @@
 """The retry schedule: where next, how soon, how often."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

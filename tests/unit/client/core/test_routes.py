@@ -1,7 +1,5 @@
 """Routes: what one has, and how a client keeps them."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 

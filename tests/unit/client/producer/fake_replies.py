@@ -1,7 +1,5 @@
 """Requests and replies for the groups in memory: brokers push what repliers send."""
 
-from __future__ import annotations
-
 from functools import partial
 
 from dledger.client.core.message_ext import MessageExt

@@ -1,7 +1,5 @@
 """Transactions for the groups in memory: half messages, decisions, questions."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 

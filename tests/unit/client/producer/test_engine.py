@@ -1,7 +1,5 @@
 """An idempotent producer: what it repeats, under which sequence, and when it gives up."""
 
-from __future__ import annotations
-
 import gc
 import random
 from collections.abc import AsyncIterator, Callable

@@ -1,7 +1,5 @@
 """The line of sends, what leaves in one request, sequences, and what follows a failure."""
 
-from __future__ import annotations
-
 import itertools
 import struct
 from typing import cast

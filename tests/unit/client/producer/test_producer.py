@@ -3,8 +3,6 @@
 Producer where leaders change, brokers are busy or away: what became of each send.
 """
 
-from __future__ import annotations
-
 import pytest
 import trio
 import trio.testing

@@ -1,7 +1,5 @@
 """Producer that waits: for a route, a leader, or space."""
 
-from __future__ import annotations
-
 import pytest
 import trio
 import trio.testing

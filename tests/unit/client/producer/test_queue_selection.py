@@ -1,7 +1,5 @@
 """Round robin and latency fault tolerance."""
 
-from __future__ import annotations
-
 import pytest
 
 from dledger.client.core.route import MessageQueue

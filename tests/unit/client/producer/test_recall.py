@@ -1,7 +1,5 @@
 """Messages with a time of their own: how they are sent, and taken back."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

@@ -1,7 +1,5 @@
 """Requests and replies of the SDK against a cluster in memory."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace

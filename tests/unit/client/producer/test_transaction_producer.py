@@ -1,7 +1,5 @@
 """Transactions of the SDK against a cluster in memory."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """The SDK's classes under asyncio, over the cluster in memory."""
 
-from __future__ import annotations
-
 import asyncio
 import inspect
 import re

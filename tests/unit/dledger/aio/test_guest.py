@@ -1,7 +1,5 @@
 """Calls carried from asyncio into trio: results, cancellation, contexts, and ends of loops."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import signal

@@ -1,7 +1,5 @@
 """Backups at an address: the same bytes as in a folder, and what a failing service leaves."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 from pathlib import Path

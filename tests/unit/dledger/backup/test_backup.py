@@ -1,7 +1,5 @@
 """Backups of a member's folder: whole, incremental, never half made, damage found."""
 
-from __future__ import annotations
-
 import json
 import random
 import shutil

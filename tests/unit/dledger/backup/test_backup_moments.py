@@ -1,7 +1,5 @@
 """Backups at bad moments: power fails, the source moves on meanwhile."""
 
-from __future__ import annotations
-
 import os
 import random
 from collections.abc import Callable

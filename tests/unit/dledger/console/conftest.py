@@ -1,7 +1,5 @@
 """A console over a cluster in memory, asked through its ASGI application."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

@@ -1,7 +1,5 @@
 """What keeps a console from being used by others."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

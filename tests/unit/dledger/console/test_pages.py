@@ -1,7 +1,5 @@
 """Pages as their visitors get them: hostile content, long lists, and clusters in trouble."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection
 from functools import partial

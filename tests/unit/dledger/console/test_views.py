@@ -1,7 +1,5 @@
 """What pages show, from what brokers answered: pure functions."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """When a message's time is over, from its properties, its store time and the time alone."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -3,8 +3,6 @@
 A compiled expression: what it knows of itself, and what it makes of raw properties.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

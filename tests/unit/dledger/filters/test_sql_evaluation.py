@@ -1,7 +1,5 @@
 """What matches: the rules of the protocol facts, one by one."""
 
-from __future__ import annotations
-
 import pytest
 
 from dledger.commitlog.properties import encode_properties

@@ -1,7 +1,5 @@
 """What is an expression, what is none, and why."""
 
-from __future__ import annotations
-
 import pytest
 
 from dledger.filters.errors import ExpressionIllegalError

@@ -1,7 +1,5 @@
 """Texts as Java reads them."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

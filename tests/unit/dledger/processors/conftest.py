@@ -1,7 +1,5 @@
 """All processors of a broker over the fake group."""
 
-from __future__ import annotations
-
 import pytest
 
 from dledger.testing.doubles import VirtualClock

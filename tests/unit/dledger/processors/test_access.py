@@ -1,7 +1,5 @@
 """Requests about accounts: what is stored, what is answered, and that no secret leaves again."""
 
-from __future__ import annotations
-
 import json
 from typing import Any, cast
 

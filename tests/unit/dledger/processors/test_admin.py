@@ -1,7 +1,5 @@
 """Runtime figures, statistics, tables and clean-ups of one broker, as tools read them."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Each administrative act has one audit line with account, subject and outcome; never a secret."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Awaitable, Iterator

@@ -1,7 +1,5 @@
 """Connected clients as operators see them, and requests that the broker passes on to them."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Clients come, change and go; their groups are notified, unless they settle."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Steps of consumers: messages and offsets in one entry, where the group stands as expected."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Messages with a time to live: sends that mark their topic, reads that pass expired ones over."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Pulls with SQL92 expressions: what comes, what is answered, what waits."""
 
-from __future__ import annotations
-
 from collections.abc import Awaitable
 from typing import Any
 

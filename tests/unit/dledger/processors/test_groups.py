@@ -3,8 +3,6 @@
 Topic administration.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """Pulls that wait: what wakes them, and when they end."""
 
-from __future__ import annotations
-
 import pytest
 import trio
 

@@ -1,7 +1,5 @@
 """Whatever a client writes into properties: services of the broker do not take it for their own."""
 
-from __future__ import annotations
-
 import struct
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path

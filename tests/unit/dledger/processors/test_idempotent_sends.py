@@ -3,8 +3,6 @@
 Idempotent producers: sessions, and repeated sends that are answered as the first attempt.
 """
 
-from __future__ import annotations
-
 import struct
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """What leaders alone do: a member that leads no more names the leader, and confirms nothing."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

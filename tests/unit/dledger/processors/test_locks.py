@@ -1,7 +1,5 @@
 """LOCK_BATCH_MQ and UNLOCK_BATCH_MQ over the fake group; what their tokens are good for."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Offsets of groups and bounds of queues; resets and clones."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """POP over the fake group: what comes to which client, when again, and what a handle does."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """POP requests and notifications that wait, filters that scan, and damage in their way."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

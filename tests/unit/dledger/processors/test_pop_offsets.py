@@ -3,8 +3,6 @@
 Batches of acknowledgements: what counts of one, and what is refused.
 """
 
-from __future__ import annotations
-
 from base64 import b64encode
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """Pulls: order of checks, what is found, what is answered, what waits."""
 
-from __future__ import annotations
-
 from collections.abc import Awaitable
 from typing import Any
 

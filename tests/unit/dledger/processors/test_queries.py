@@ -1,7 +1,5 @@
 """Messages by key and by position, the units of a queue; small requests of the broker."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """RAFT_CHANGE: what is asked for is carried out, and errors say what happened."""
 
-from __future__ import annotations
-
 from typing import Any, cast
 
 import pytest

@@ -1,7 +1,5 @@
 """A request whose answer was lost comes again; ``docs/reference/repeated-requests.md``."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

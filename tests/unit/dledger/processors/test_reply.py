@@ -1,7 +1,5 @@
 """Replies reach the client that waits for them; the broker reports if they did, and keeps them."""
 
-from __future__ import annotations
-
 from collections.abc import Awaitable
 from dataclasses import dataclass, field
 from typing import Any

@@ -1,7 +1,5 @@
 """Every request code of a broker has a rule, and each asks for the right that it should."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from random import Random
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Sends: what is checked, in which order, what is stored, what is answered."""
 
-from __future__ import annotations
-
 import json
 import struct
 from typing import Any

@@ -1,7 +1,5 @@
 """Messages that a consumer sends back: later, later still, and then to the dead letters."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Batches in record layout: checked in bulk, patched, answered run by run."""
 
-from __future__ import annotations
-
 import random
 import struct
 from typing import Any

@@ -1,7 +1,5 @@
 """Limits of topics, groups, offsets and clients: one more is refused with the setting's name."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

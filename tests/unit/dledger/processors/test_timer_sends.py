@@ -1,7 +1,5 @@
 """Messages with a time of their own: what a send stores and answers, and how it is taken back."""
 
-from __future__ import annotations
-
 import pytest
 
 from dledger.commitlog.properties import SCHEDULE_TOPIC, TIMER_TOPIC

@@ -1,7 +1,5 @@
 """Transactions at the broker: half messages are invisible, decisions are taken once."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Fixtures: a fake cluster, and the service of a proxy before it."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 
 import pytest

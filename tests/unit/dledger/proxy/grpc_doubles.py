@@ -1,7 +1,5 @@
 """A call of gRPC, and what stands behind it, in memory."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, cast

@@ -1,7 +1,5 @@
 """Access keys of a proxy's clients: the signature, and the rights of each call."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

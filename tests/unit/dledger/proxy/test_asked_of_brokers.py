@@ -1,7 +1,5 @@
 """What calls ask of brokers, through the calls of a proxy over brokers in memory."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any, TypeVar, cast
 

@@ -1,7 +1,5 @@
 """What calls of the gRPC protocol ask for: ids, queues, times, routes, settings."""
 
-from __future__ import annotations
-
 import pytest
 from google.protobuf.duration_pb2 import Duration
 from trio.testing import MockClock

@@ -1,7 +1,5 @@
 """The clients a proxy knows: streams, settings, groups, namespaces, questions of operators."""
 
-from __future__ import annotations
-
 from random import Random
 from typing import Any, cast
 

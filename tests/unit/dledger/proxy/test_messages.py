@@ -1,7 +1,5 @@
 """Messages of the gRPC protocol into those of the SDK, and back; its interface file."""
 
-from __future__ import annotations
-
 import gzip
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What may have been done is answered as unknown, and nothing else; codes of errors."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Receives and pulls: their order, how long they wait, what a client gets, what comes again."""
 
-from __future__ import annotations
-
 import asyncio
 import zlib
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """What calls are refused with, through the calls of a proxy over brokers in memory."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -3,8 +3,6 @@
 What many clients ask at the same moment, a proxy asks brokers once.
 """
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from typing import Any, cast
 

@@ -1,7 +1,5 @@
 """The server of a proxy: bytes held for clients are bounded, calls are counted."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 from typing import Any, cast

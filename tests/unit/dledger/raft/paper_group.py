@@ -1,7 +1,5 @@
 """What tests of the Raft paper and thesis share: a group driven by hand, and steps of it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

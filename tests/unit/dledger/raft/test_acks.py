@@ -1,7 +1,5 @@
 """What a follower acknowledges: what its disk holds of what was verified, of this log and term."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Timers and ballots."""
 
-from __future__ import annotations
-
 import random
 from types import SimpleNamespace
 from typing import Any

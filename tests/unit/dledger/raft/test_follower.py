@@ -1,7 +1,5 @@
 """Followers hear of commits by heartbeats (Raft §5.3: what a leader has verified is its log)."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from dledger.raft.member import RaftNode

@@ -1,7 +1,5 @@
 """Each guard: the defect of the consensus library it closes, shown by switching it off."""
 
-from __future__ import annotations
-
 import ast
 import hashlib
 import pickle

@@ -1,7 +1,5 @@
 """Proofs of the group secret, and the identity of a group."""
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 import random

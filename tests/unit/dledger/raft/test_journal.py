@@ -1,7 +1,5 @@
 """Term and vote: what is on disk, what a crash leaves of it, and what no member can have."""
 
-from __future__ import annotations
-
 import cbor2
 import pytest
 

@@ -1,7 +1,5 @@
 """Elections and commits are decided by pysyncobj's own code, not by a copy of it."""
 
-from __future__ import annotations
-
 import inspect
 import random
 import threading

@@ -3,8 +3,6 @@
 The data link: frames in order, each once, whatever the stream takes at once.
 """
 
-from __future__ import annotations
-
 import errno
 import random
 from collections import Counter

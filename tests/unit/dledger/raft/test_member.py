@@ -1,7 +1,5 @@
 """A member in corners the plans do not reach: full disks, lost acknowledgements, late answers."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Members come and go in groups driven by hand: which count, when, and what a cut undoes."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Members that leave, come back or change within one leader's term: nothing old counts for them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

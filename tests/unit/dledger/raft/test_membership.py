@@ -1,7 +1,5 @@
 """Lists of members: bytes, rules of change, steps of a replacement, truncation."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import cbor2

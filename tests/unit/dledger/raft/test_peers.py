@@ -3,8 +3,6 @@
 The state of a member, and the callbacks of its owner.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any

@@ -7,8 +7,6 @@ commit index is believed only as far as verified (figure 2). Section 5.3 is in
 transfers in `test_raft_pre_vote`.
 """
 
-from __future__ import annotations
-
 import pytest
 
 from dledger.commitlog.entry import seal_no_op

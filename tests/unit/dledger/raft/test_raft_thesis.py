@@ -9,8 +9,6 @@ keys are the clients' business), joint consensus (§6; changes go one at a time,
 leases for reads (thesis §6.4.1; a read always asks a majority).
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

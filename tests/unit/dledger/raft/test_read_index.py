@@ -1,7 +1,5 @@
 """The bookkeeping of reads that wait for proof of leadership."""
 
-from __future__ import annotations
-
 from dledger.broker_errors import NotLeaderError
 from dledger.raft.read_index import ReadIndex
 

@@ -1,7 +1,5 @@
 """One replica goes on alone after a majority was lost for good."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 

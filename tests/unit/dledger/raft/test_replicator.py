@@ -1,7 +1,5 @@
 """The sender's bookkeeping: what goes out next, and that it never goes out without need."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from hypothesis import given

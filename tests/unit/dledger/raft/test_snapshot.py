@@ -1,7 +1,5 @@
 """A snapshot is put together from chunks that may come twice, too late, or from another leader."""
 
-from __future__ import annotations
-
 import pytest
 
 from dledger.commitlog.errors import RemoteProtocolError

@@ -1,7 +1,5 @@
 """What a peer that is no member sends to the peer port changes nothing and ends no member."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

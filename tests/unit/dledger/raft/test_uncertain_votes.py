@@ -1,7 +1,5 @@
 """Elections with an asynchronous flush: members that lost power lack what they acknowledged."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Peer frames: what is damaged, late or foreign never gets past the decoder."""
 
-from __future__ import annotations
-
 import cbor2
 import pytest
 from hypothesis import given

@@ -1,7 +1,5 @@
 """What an account is after a request, and what no member could read is refused."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

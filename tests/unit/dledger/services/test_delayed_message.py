@@ -1,7 +1,5 @@
 """What is stored of a message with a time of its own, and what is delivered of it."""
 
-from __future__ import annotations
-
 import pytest
 
 from dledger.broker_errors import PropertyUnreadableError

@@ -1,7 +1,5 @@
 """Half messages byte by byte: how they are stored, committed, asked for and given up."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

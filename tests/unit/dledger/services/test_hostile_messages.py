@@ -1,7 +1,5 @@
 """No message ends a service: what cannot be processed is set aside, once, and the rest goes on."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What waits for a topic or a consumer group meets no other of its name."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

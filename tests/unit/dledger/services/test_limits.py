@@ -1,7 +1,5 @@
 """A full disk: sends are refused with a clear code, and taken again when there is space."""
 
-from __future__ import annotations
-
 import pytest
 import structlog.testing
 import trio

@@ -1,7 +1,5 @@
 """Offsets reach the log at least once a second."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 from typing import Any

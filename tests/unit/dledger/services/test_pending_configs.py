@@ -1,7 +1,5 @@
 """What the leader has in flight counts until it is applied or lost."""
 
-from __future__ import annotations
-
 from operator import attrgetter
 
 import pytest

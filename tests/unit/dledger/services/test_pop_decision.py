@@ -1,7 +1,5 @@
 """Decisions of one entry over many messages whose time is over: order, and how many are read."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 

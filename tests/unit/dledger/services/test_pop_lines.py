@@ -1,7 +1,5 @@
 """Lines of requests that wait, and when groups are to be looked at again in topics."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

@@ -1,7 +1,5 @@
 """What becomes of requests for locks, on applied grants and leases alone."""
 
-from __future__ import annotations
-
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -1,7 +1,5 @@
 """Which member a reader is sent to: alive, with almost everything, RocketMQ's id 1 first."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

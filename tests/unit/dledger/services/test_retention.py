@@ -3,8 +3,6 @@
 Hours of the local day, over the changes to summer time and back.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import time

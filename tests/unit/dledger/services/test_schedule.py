@@ -1,7 +1,5 @@
 """Delayed messages: each delivered once, in order, never early, whatever happens to the leader."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A checksum is compared before it is renewed: no valid one ever covers a rotten body."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import AsyncIterator, Callable
 from functools import cache

@@ -5,8 +5,6 @@ Rates and day totals; what a topic got is summed up as it comes, without reading
 Counts over a minute, an hour and a day.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from dledger.commitlog.queue_unit import UNIT_DTYPE

@@ -3,8 +3,6 @@
 Offsets come out in the order of their times, whole seconds, never before.
 """
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A topic that keeps its messages for a time of its own: its queues begin later."""
 
-from __future__ import annotations
-
 import pytest
 import structlog.testing
 

@@ -1,7 +1,5 @@
 """Check-back on virtual time: which producer is asked when, and how the undecided end."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any

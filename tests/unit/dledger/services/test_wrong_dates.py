@@ -1,7 +1,5 @@
 """Delays, timers and retention on a leader whose date is two years off, and back again."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass

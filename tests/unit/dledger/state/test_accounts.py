@@ -1,7 +1,5 @@
 """Accounts in the tables: put and deleted as a whole, carried by snapshots."""
 
-from __future__ import annotations
-
 from msgspec.structs import replace
 
 from dledger.state.accounts import AccessChange, AccountConfig, PolicyConfig

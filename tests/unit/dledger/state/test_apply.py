@@ -3,8 +3,6 @@
 A snapshot is the tables; anything else is refused.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import cbor2

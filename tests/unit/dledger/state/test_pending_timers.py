@@ -1,7 +1,5 @@
 """Which timer messages wait: a set of offsets, whatever the pieces it is kept in."""
 
-from __future__ import annotations
-
 import cbor2
 import pytest
 from hypothesis import given

@@ -1,7 +1,5 @@
 """The table of messages that are out by POP, entry by entry."""
 
-from __future__ import annotations
-
 import pytest
 
 from dledger.state.pop import (

@@ -1,7 +1,5 @@
 """Sessions of idempotent producers: what is remembered, for how long, and in which order."""
 
-from __future__ import annotations
-
 import pytest
 
 from dledger.commitlog.errors import InvariantBroken

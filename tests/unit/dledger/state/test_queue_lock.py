@@ -1,7 +1,5 @@
 """Grants in the tables: tokens are entry indexes, and nothing ends a grant that is not there."""
 
-from __future__ import annotations
-
 import pytest
 
 from dledger.commitlog.errors import InvariantBroken

@@ -1,7 +1,5 @@
 """State records are joined into batches."""
 
-from __future__ import annotations
-
 from dledger.commitlog.record import decode_record
 from dledger.remoting.protocol.topic_names import STATE_TOPIC
 from dledger.state.state_record import DelayProgressChange, TopicsChange, decode_change, state_batch

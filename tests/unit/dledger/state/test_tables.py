@@ -1,7 +1,5 @@
 """Every replicated table and every state record keeps to one contract."""
 
-from __future__ import annotations
-
 from dataclasses import fields
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Topics a broker is born with."""
 
-from __future__ import annotations
-
 from dledger.remoting.protocol.topic_names import TRACE_TOPIC
 from dledger.settings.config import load_config
 from dledger.settings.parts import empty_tables

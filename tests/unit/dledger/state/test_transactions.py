@@ -1,7 +1,5 @@
 """Half messages in the tables: derived from entries, decided once, kept by snapshots."""
 
-from __future__ import annotations
-
 import pytest
 
 from dledger.commitlog.errors import InvariantBroken

@@ -1,7 +1,5 @@
 """Every implementation of a seam keeps its contract, the test doubles included."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

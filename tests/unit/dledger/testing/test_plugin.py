@@ -1,7 +1,5 @@
 """The pytest plug-in costs nothing where it is not used."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -1,7 +1,5 @@
 """Which node gets which address: every way between two names leads over a link the runner owns."""
 
-from __future__ import annotations
-
 import tomllib
 from pathlib import Path
 from typing import Any

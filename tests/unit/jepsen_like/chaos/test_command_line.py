@@ -1,7 +1,5 @@
 """What `dledger-chaos` refuses: exit status 2, one line, and what to do instead."""
 
-from __future__ import annotations
-
 import json
 import socket
 import sys

@@ -1,7 +1,5 @@
 """The demo: its plan, its lines for people, and what it makes of a run."""
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 

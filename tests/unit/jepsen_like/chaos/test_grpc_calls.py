@@ -5,8 +5,6 @@ A flood states what became of its connections.
 What a network of the run's own is configured with.
 """
 
-from __future__ import annotations
-
 import socket
 from collections.abc import Sequence
 from pathlib import Path

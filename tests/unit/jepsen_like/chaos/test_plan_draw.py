@@ -1,7 +1,5 @@
 """Which candidate is kept, and what of the others is left."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -5,8 +5,6 @@ round trip of 100 bytes takes 0.07 ms instead of 0.04; frames of 100 bytes pass 
 per CPU second of the proxy), frames of 1,000 at 960 MB/s (2,200), of 64 KiB at 650 MB/s (2,600).
 """
 
-from __future__ import annotations
-
 import random
 import socket
 

@@ -1,7 +1,5 @@
 """The proxy between real sockets: how late bytes pass, and what it does not do to them."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

@@ -3,8 +3,6 @@
 Links of a run: those the kernel cuts, and those that cannot be broken here.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A history survives its runner: what was flushed is there, once, and nothing is made up."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from dledger.jepsen_like.chaos.recorder import Recorder, read_run, write_rest

@@ -5,8 +5,6 @@ Which workload an operation belongs to.
 A run in which a broker logs that another member contradicts it has a finding.
 """
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Answers while nothing is wrong: what is demanded, and when."""
 
-from __future__ import annotations
-
 from itertools import count
 
 import pytest

@@ -1,7 +1,5 @@
 """Registers of committed offsets against exhaustive search, and planted anomalies."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

@@ -1,7 +1,5 @@
 """Filtered pulls: what matches is found, in order, and nothing else; one planted anomaly each."""
 
-from __future__ import annotations
-
 import pytest
 
 from dledger.jepsen_like.checkers.filters import FILTERS, WRONG, check_history, number_of, tag_of

@@ -1,7 +1,5 @@
 """A delayed message has a latest time: due, a bound, and the time in which something was wrong."""
 
-from __future__ import annotations
-
 from dledger.jepsen_like.checkers import delayed
 from dledger.jepsen_like.checkers.all_checks import Settings, check_everything
 from dledger.jepsen_like.checkers.fault_record import SERVED, recovers_within_ns

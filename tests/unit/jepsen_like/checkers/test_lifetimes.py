@@ -1,7 +1,5 @@
 """Histories of messages with a time to live: a clean one is valid, each anomaly is found."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import msgspec

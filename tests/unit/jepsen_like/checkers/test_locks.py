@@ -1,7 +1,5 @@
 """Queue locks: what a correct broker may do raises no alarm, what it may not is named."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Polls of subscribed consumers, and delayed messages that come late, by hand."""
 
-from __future__ import annotations
-
 from dledger.jepsen_like.checkers import delayed, polls
 from dledger.jepsen_like.history.operation import F, History, Level, Operation, Outcome, RunHeader
 from tests.harness.rows import row

@@ -1,7 +1,5 @@
 """Histories of receivers: clean ones are valid, and each anomaly is found and named."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Sends of one producer stand in their order, those of unknown outcome included."""
 
-from __future__ import annotations
-
 from dledger.jepsen_like.checkers.all_checks import Settings, check_everything
 from dledger.jepsen_like.checkers.producer_order import NAME, OVERTAKEN
 from dledger.jepsen_like.checkers.verdict import Verdict

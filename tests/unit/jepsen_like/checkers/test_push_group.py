@@ -1,7 +1,5 @@
 """Every kind of broken guarantee of a push group is seen, and a good run is none."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

@@ -1,7 +1,5 @@
 """Recalled messages in the checker of delayed ones; one planted anomaly each."""
 
-from __future__ import annotations
-
 import pytest
 
 from dledger.jepsen_like.checkers.delayed import (

@@ -1,7 +1,5 @@
 """What retention may remove, and what may be in the holes that it leaves."""
 
-from __future__ import annotations
-
 import msgspec
 import pytest
 

@@ -1,7 +1,5 @@
 """Messages given back: nothing lost, nothing doubled, counted right; one planted anomaly each."""
 
-from __future__ import annotations
-
 import pytest
 
 from dledger.jepsen_like.checkers.retries import (

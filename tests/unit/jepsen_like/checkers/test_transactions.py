@@ -1,7 +1,5 @@
 """Transactions and batches: what unknown outcomes excuse, and what nothing does."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

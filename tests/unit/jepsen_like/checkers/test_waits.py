@@ -1,7 +1,5 @@
 """A poll that waits must be answered when a message comes, a receive find what becomes free."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

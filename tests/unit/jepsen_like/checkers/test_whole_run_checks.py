@@ -4,8 +4,6 @@ Groups that acknowledge early: what they may lose, and what they may not.
 The queue checker by hand: what proves nothing, what is undecided, and rare shapes of a loss.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from typing import Any

@@ -4,8 +4,6 @@ A history survives the crash of its writer: whole rows, and a torn last one.
 The sum of a table: of its rows in any order and split, and no other rows.
 """
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 from typing import Any

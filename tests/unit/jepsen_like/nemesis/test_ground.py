@@ -1,7 +1,5 @@
 """What the commit mark covers is at rest."""
 
-from __future__ import annotations
-
 from dledger.commitlog.mark import Mark, SlotFile
 from dledger.jepsen_like.nemesis.ground import marked_end
 from dledger.testing.crash_disk import CrashDisk

@@ -1,7 +1,5 @@
 """Modes are drawn at the end of a plan, from a stream of their own."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from msgspec.structs import replace

@@ -1,7 +1,5 @@
 """Plans that bring together what has not met are worth more."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 from dledger.jepsen_like.plans.novelty import SERVICES, Novelty, cost_of, pairs_of, services_of

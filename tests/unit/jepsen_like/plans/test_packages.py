@@ -1,7 +1,5 @@
 """Faults by name, and plans at another pace."""
 
-from __future__ import annotations
-
 import pytest
 
 from dledger.commitlog.errors import ConfigError

@@ -1,7 +1,5 @@
 """Plans are data: encoded, drawn, shrunk, and kept within what must be survived."""
 
-from __future__ import annotations
-
 import itertools
 from zlib import crc32
 

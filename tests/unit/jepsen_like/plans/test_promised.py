@@ -1,7 +1,5 @@
 """What a plan lets checkers hold a run to."""
 
-from __future__ import annotations
-
 from dledger.jepsen_like.checkers.verdict import Verdict
 from dledger.jepsen_like.plans.plan import Workload
 from dledger.jepsen_like.plans.promised import merge_for

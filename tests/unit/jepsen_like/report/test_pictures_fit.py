@@ -1,7 +1,5 @@
 """What is written in a picture is whole, and nothing stands on it."""
 
-from __future__ import annotations
-
 from itertools import combinations
 from pathlib import Path
 

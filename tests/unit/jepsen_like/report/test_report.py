@@ -1,7 +1,5 @@
 """A page shows what its run folder holds: verdict, numbers, witnesses; and what is missing."""
 
-from __future__ import annotations
-
 import json
 import re
 from html.parser import HTMLParser

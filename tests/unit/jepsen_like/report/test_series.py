@@ -1,7 +1,5 @@
 """The numbers behind the pictures, worked out by hand."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The list of runs, and that nothing but the store is served."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

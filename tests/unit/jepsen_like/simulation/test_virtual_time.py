@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import gc
 from collections import Counter
 from types import SimpleNamespace

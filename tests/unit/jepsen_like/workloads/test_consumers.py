@@ -1,7 +1,5 @@
 """Consumers that stand still and their doubles never commit one offset twice."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any

@@ -1,7 +1,5 @@
 """What clients read when a run is over, and when what they gave back is due."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

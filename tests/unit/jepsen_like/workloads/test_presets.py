@@ -1,7 +1,5 @@
 """Workloads by name, and what of a broker they use: ``uses.toml``, row by row."""
 
-from __future__ import annotations
-
 import tomllib
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """For how long a run waits for what is delayed."""
 
-from __future__ import annotations
-
 from dledger.jepsen_like.chaos.plan_draw import JUMP_AHEAD_MAX_MS, drawn_plan
 from dledger.jepsen_like.plans.plan import Kind, Plan, Step, Workload
 from dledger.jepsen_like.plans.promised import clock_ahead_ns, clock_error_ns

@@ -1,7 +1,5 @@
 """Outcomes of every error of the SDK that a caller can meet, and contents that readers compare."""
 
-from __future__ import annotations
-
 import inspect
 from types import SimpleNamespace
 from typing import Any

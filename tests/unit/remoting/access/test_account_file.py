@@ -7,8 +7,6 @@ Credentials from files of both kinds.
 The YAML of account files, and what of YAML is refused.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -3,8 +3,6 @@
 Which addresses a pattern is about.
 """
 
-from __future__ import annotations
-
 import pytest
 
 from dledger.remoting.access.accounts import (

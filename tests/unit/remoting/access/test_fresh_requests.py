@@ -1,7 +1,5 @@
 """Requests over a connection with a challenge: captured bytes are of no use anywhere else."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from random import Random
 from typing import Any

@@ -3,8 +3,6 @@
 Without access control, what erases data or changes the cluster comes from this machine.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from random import Random
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Policies: the entry that fits best decides, as an oracle of RocketMQ's rules finds it."""
 
-from __future__ import annotations
-
 import ipaddress
 import random
 
