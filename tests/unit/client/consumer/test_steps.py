@@ -286,10 +286,10 @@ async def test_lock_counts_from_when_it_was_asked_for(world: World, client: Clie
 async def test_a_lock_that_is_not_named_again_is_lost(world: World, client: ClientInstance) -> None:
     def lock(command: RemotingCommand) -> Handled:
         body = LockBatchRequestBody.decode(command.body)
-        granted = body.mq_set if trio.current_time() < end else []
+        granted = body.mq_set if trio.current_time() < over_s else []
         return response_to(command, 0, None, None, LockBatchResponseBody(granted).encode())
 
-    end = trio.current_time() + 10
+    over_s = trio.current_time() + 10
     world.group.on(RequestCode.LOCK_BATCH_MQ, lock)
     await client.route("T")
     locks = QueueLocks(client, "c", lambda: [QUEUE])

@@ -49,6 +49,12 @@ def delete_topic(broker: Broker, topic: str = "T") -> None:
     broker.group.store(TopicsChange(delete=(topic,)))
 
 
+@pytest.fixture
+def half(broker: Broker) -> Half:
+    broker.make_topic()
+    return begin(broker)
+
+
 # -- the half message ----------------------------------------------------------------------
 
 
@@ -130,9 +136,7 @@ def test_a_message_consumed_again_is_no_half_message(broker: Broker) -> None:
 # -- the decision --------------------------------------------------------------------------
 
 
-def test_a_commit_puts_the_message_into_its_queue(broker: Broker) -> None:
-    broker.make_topic()
-    half = begin(broker)
+def test_a_commit_puts_the_message_into_its_queue(broker: Broker, half: Half) -> None:
     before = broker.group.log.last_index
     response = end(broker, half, COMMIT)
     assert (response.code, response.ext) == (0, {})
@@ -146,9 +150,7 @@ def test_a_commit_puts_the_message_into_its_queue(broker: Broker) -> None:
     assert broker.group.log.last_index == before + 1  # message and decision are one entry
 
 
-def test_the_decision_is_a_record_beside_the_message(broker: Broker) -> None:
-    broker.make_topic()
-    half = begin(broker)
+def test_the_decision_is_a_record_beside_the_message(broker: Broker, half: Half) -> None:
     end(broker, half, COMMIT)
     assert broker.group.state.transactions.decided == {half.offset: COMMIT}
     assert not broker.group.state.transactions.open
@@ -159,17 +161,13 @@ def test_the_decision_is_a_record_beside_the_message(broker: Broker) -> None:
     assert broker.group.state.max_offset(OP_HALF_TOPIC, 0) == 0
 
 
-def test_a_rollback_brings_nothing_into_the_world(broker: Broker) -> None:
-    broker.make_topic()
-    half = begin(broker)
+def test_a_rollback_brings_nothing_into_the_world(broker: Broker, half: Half) -> None:
     assert end(broker, half, ROLLBACK).code == 0
     assert broker.group.state.max_offset("T", 2) == 0
     assert broker.group.state.transactions.decided == {half.offset: ROLLBACK}
 
 
-def test_not_to_know_changes_nothing(broker: Broker) -> None:
-    broker.make_topic()
-    half = begin(broker)
+def test_not_to_know_changes_nothing(broker: Broker, half: Half) -> None:
     before = broker.group.log.last_index
     assert end(broker, half, UNDECIDED).code == 0
     broker.group.settle()
@@ -177,9 +175,7 @@ def test_not_to_know_changes_nothing(broker: Broker) -> None:
     assert list(broker.group.state.transactions.open) == [half.offset]
 
 
-def test_the_first_decision_stands(broker: Broker) -> None:
-    broker.make_topic()
-    half = begin(broker)
+def test_the_first_decision_stands(broker: Broker, half: Half) -> None:
     end(broker, half, ROLLBACK)
     before = broker.group.log.last_index
     assert end(broker, half, ROLLBACK).code == 0
@@ -191,9 +187,7 @@ def test_the_first_decision_stands(broker: Broker) -> None:
     assert broker.group.state.max_offset("T", 2) == 0
 
 
-def test_decisions_in_flight_count(broker: Broker) -> None:
-    broker.make_topic()
-    half = begin(broker)
+def test_decisions_in_flight_count(broker: Broker, half: Half) -> None:
     first, again = ask(broker, half, COMMIT), ask(broker, half, COMMIT)
     other = ask(broker, half, ROLLBACK)
     assert (other.reply_.code, other.reply_.ext["decision"]) == (1, "commit")
@@ -203,9 +197,7 @@ def test_decisions_in_flight_count(broker: Broker) -> None:
     assert broker.group.state.max_offset("T", 2) == 1
 
 
-def test_a_decision_that_is_not_stored_may_be_taken_again(broker: Broker) -> None:
-    broker.make_topic()
-    half = begin(broker)
+def test_a_decision_that_is_not_stored_may_be_taken_again(broker: Broker, half: Half) -> None:
     first, again = ask(broker, half, COMMIT), ask(broker, half, COMMIT)
     broker.group.step_down("10.0.0.2:10911")
     for connection in (first, again):
@@ -216,9 +208,7 @@ def test_a_decision_that_is_not_stored_may_be_taken_again(broker: Broker) -> Non
     assert broker.group.state.transactions.decided == {half.offset: ROLLBACK}
 
 
-def test_committed_decision_of_an_earlier_leader_stands(broker: Broker) -> None:
-    broker.make_topic()
-    half = begin(broker)
+def test_committed_decision_of_an_earlier_leader_stands(broker: Broker, half: Half) -> None:
     first = ask(broker, half, COMMIT)
     broker.group.append()
     broker.group.step_down()
@@ -229,9 +219,7 @@ def test_committed_decision_of_an_earlier_leader_stands(broker: Broker) -> None:
     assert broker.group.state.max_offset("T", 2) == 1
 
 
-def test_decision_without_a_majority_is_unknown(broker: Broker) -> None:
-    broker.make_topic()
-    half = begin(broker)
+def test_decision_without_a_majority_is_unknown(broker: Broker, half: Half) -> None:
     first = ask(broker, half, COMMIT)
     broker.group.append()
     broker.group.time_out()
@@ -284,9 +272,7 @@ def test_what_is_not_applied_cannot_be_ended(broker: Broker) -> None:
     assert list(broker.group.state.transactions.open) == [first.offset]
 
 
-def test_a_topic_deleted_since_keeps_the_transaction_open(broker: Broker) -> None:
-    broker.make_topic()
-    half = begin(broker)
+def test_a_topic_deleted_since_keeps_the_transaction_open(broker: Broker, half: Half) -> None:
     delete_topic(broker)
     response = end(broker, half, COMMIT)
     assert (response.code, response.ext["outcome"]) == (17, "not_stored")
@@ -298,9 +284,7 @@ def test_a_topic_deleted_since_keeps_the_transaction_open(broker: Broker) -> Non
     assert end(broker, half, ROLLBACK).code == 0
 
 
-def test_a_topic_being_deleted_takes_no_commit(broker: Broker) -> None:
-    broker.make_topic()
-    half = begin(broker)
+def test_a_topic_being_deleted_takes_no_commit(broker: Broker, half: Half) -> None:
     ext = {"topic": "T"}
     assert broker.handle(request(RequestCode.DELETE_TOPIC_IN_BROKER, ext)) is DEFERRED
     assert ask(broker, half, COMMIT).reply_.code == 17
@@ -308,9 +292,7 @@ def test_a_topic_being_deleted_takes_no_commit(broker: Broker) -> None:
     assert end(broker, half, ROLLBACK).code == 0
 
 
-def test_a_topic_closed_to_senders_still_takes_a_commit(broker: Broker) -> None:
-    broker.make_topic()
-    half = begin(broker)
+def test_a_topic_closed_to_senders_still_takes_a_commit(broker: Broker, half: Half) -> None:
     config = TopicConfig("T", 4, 4, 4)
     broker.group.store(TopicsChange(put=(config,)))
     assert end(broker, half, COMMIT).code == 0
@@ -351,9 +333,7 @@ def test_the_producer_itself_may_decide_at_any_time(broker: Broker) -> None:
     assert end(broker, half, COMMIT, fromTransactionCheck="false").code == 0
 
 
-def test_a_decision_of_long_ago_is_not_taken_again(broker: Broker) -> None:
-    broker.make_topic()
-    half = begin(broker)
+def test_a_decision_of_long_ago_is_not_taken_again(broker: Broker, half: Half) -> None:
     end(broker, half, COMMIT)
     broker.group.state.transactions.decided.clear()
     response = end(broker, half, COMMIT)
@@ -362,9 +342,7 @@ def test_a_decision_of_long_ago_is_not_taken_again(broker: Broker) -> None:
     assert broker.group.state.max_offset("T", 2) == 1
 
 
-def test_a_damaged_half_message_is_repaired_first(broker: Broker, tmp_path: Path) -> None:
-    broker.make_topic()
-    half = begin(broker)
+def test_damaged_half_message_is_repaired_first(broker: Broker, half: Half, tmp_path: Path) -> None:
     flip_bit(tmp_path, half.position + BODY_OFFSET)
     response = end(broker, half, COMMIT)
     assert (response.code, response.ext["outcome"]) == (14, "not_stored")
@@ -374,9 +352,7 @@ def test_a_damaged_half_message_is_repaired_first(broker: Broker, tmp_path: Path
     assert end(broker, half, COMMIT).code == 0
 
 
-def test_forged_half_message_decides_nothing(broker: Broker) -> None:
-    broker.make_topic()
-    half = begin(broker)
+def test_forged_half_message_decides_nothing(broker: Broker, half: Half) -> None:
     # A record inside the body of a message: no byte of it was ever checked.
     entry_log = broker.group.log
     at = entry_log.end_position + ENTRY_HEADER_BYTES + SIZE_FIELD_BYTES + BODY_OFFSET
@@ -395,9 +371,7 @@ def test_forged_half_message_decides_nothing(broker: Broker) -> None:
     assert list(broker.group.state.transactions.open) == [half.offset]
 
 
-def test_clients_cannot_look_into_the_future_of_a_queue(broker: Broker) -> None:
-    broker.make_topic()
-    half = begin(broker)
+def test_clients_cannot_look_into_the_future_of_a_queue(broker: Broker, half: Half) -> None:
 
     def end_of_queue() -> RemotingCommand:
         return broker.call(RequestCode.GET_MAX_OFFSET, {"topic": "T", "queueId": "2"})

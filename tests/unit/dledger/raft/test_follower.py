@@ -1,7 +1,5 @@
 """Followers hear of commits by heartbeats (Raft §5.3: what a leader has verified is its log)."""
 
-from pathlib import Path
-
 from dledger.raft.member import RaftNode
 from dledger.raft.wire import Kind
 from tests.harness.raft_cluster import Cluster
@@ -23,9 +21,8 @@ def heartbeat_alone(cluster: Cluster, leader: str, follower: str) -> RaftNode:
     return cluster.node(follower)
 
 
-def test_heartbeat_commits_only_verified_entries(tmp_path: Path) -> None:
+def test_heartbeat_commits_only_verified_entries(cluster: Cluster) -> None:
     """An old leader's own tail stands where the new leader has committed something else."""
-    cluster = Cluster(tmp_path)
     old = cluster.elect("n0")
     cluster.append("n0", b"everybody's")
     cluster.heartbeat("n0")
@@ -48,8 +45,7 @@ def test_heartbeat_commits_only_verified_entries(tmp_path: Path) -> None:
     assert len({tuple(chain) for chain in cluster.chains().values()}) == 1
 
 
-def test_a_member_that_starts_again_waits_for_an_append(tmp_path: Path) -> None:
-    cluster = Cluster(tmp_path)
+def test_a_member_that_starts_again_waits_for_an_append(cluster: Cluster) -> None:
     leader = cluster.elect("n0")
     index = cluster.append("n0", b"x")
     cluster.heartbeat("n0")
@@ -64,8 +60,7 @@ def test_a_member_that_starts_again_waits_for_an_append(tmp_path: Path) -> None:
     assert node.commit_index == leader.commit_index == index
 
 
-def test_a_heartbeat_that_comes_late_takes_no_commit_back(tmp_path: Path) -> None:
-    cluster = Cluster(tmp_path)
+def test_a_heartbeat_that_comes_late_takes_no_commit_back(cluster: Cluster) -> None:
     leader = cluster.elect("n0")
     cluster.heartbeat("n0")
     leader.leader.send_heartbeats()

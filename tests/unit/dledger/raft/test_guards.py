@@ -187,9 +187,8 @@ def test_returning_member_does_not_depose_the_leader(guards: Guards, tmp_path: P
     assert leader.term == 1
 
 
-def test_member_with_a_higher_term_comes_back(tmp_path: Path) -> None:
+def test_member_with_a_higher_term_comes_back(cluster: Cluster) -> None:
     """Silence about lower terms would leave it outside without end (consensus.md, 10)."""
-    cluster = Cluster(tmp_path)
     cluster.elect("n0")
     cluster.node("n2").core.observe_term(142)
     cluster.heartbeat("n0")
@@ -368,8 +367,7 @@ def test_library_is_the_version_of_the_overrides() -> None:
     assert hashlib.sha256(source).hexdigest() == LIBRARY_SHA256
 
 
-def test_second_leader_of_one_term_is_refused(tmp_path: Path) -> None:
-    cluster = Cluster(tmp_path)
+def test_second_leader_of_one_term_is_refused(cluster: Cluster) -> None:
     leader = cluster.elect("n0")
     beat = PeerFrame(Kind.HEARTBEAT, leader.term, 1, 1, [1, 0], memoryview(b""))
     cluster.node("n1").receive("n0", beat)

@@ -449,9 +449,8 @@ async def test_data_link_ends_when_the_stream_broke_at_once(tmp_path: Path) -> N
     assert leader.peers["n1"].push is None
 
 
-def test_an_acknowledgement_of_what_is_committed_ends_no_event(tmp_path: Path) -> None:
+def test_an_acknowledgement_of_what_is_committed_ends_no_event(cluster: Cluster) -> None:
     """The slower follower's: nothing follows from it but that more may be sent."""
-    cluster = Cluster(tmp_path)
     leader = cluster.elect("n0")
     cluster.append("n0", b"one")
     cluster.run()

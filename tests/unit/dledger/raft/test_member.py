@@ -42,8 +42,7 @@ def reconnect(cluster: Cluster, name: str) -> None:
                 node.link_up(other, channel, cluster.node(other).contacts.hello(channel))
 
 
-def test_winner_without_space_steps_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    cluster = Cluster(tmp_path)
+def test_winner_without_space_steps_down(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(cluster.members["n0"].log, "append", full)
         cluster.clock.now_s += 10.0
@@ -79,9 +78,8 @@ def test_an_error_of_the_disk_stops_the_node_for_good(
 
 
 def test_an_error_of_the_disk_under_an_append_stops_the_node(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cluster = Cluster(tmp_path)
     cluster.elect("n0")
 
     def broken(*_: object, **__: object) -> None:
@@ -93,8 +91,7 @@ def test_an_error_of_the_disk_under_an_append_stops_the_node(
         cluster.run()
 
 
-def test_follower_answers_while_its_log_grows(tmp_path: Path) -> None:
-    cluster = Cluster(tmp_path)
+def test_follower_answers_while_its_log_grows(cluster: Cluster) -> None:
     leader = cluster.elect("n0")
     cluster.heartbeat("n0")
     before, entry_log = leader.journal.last_index, cluster.members["n1"].log
@@ -114,9 +111,8 @@ def test_follower_answers_while_its_log_grows(tmp_path: Path) -> None:
     assert leader.replicator.peers["n1"].match_index == index
 
 
-def test_a_late_lower_acknowledgement_takes_nothing_back(tmp_path: Path) -> None:
+def test_a_late_lower_acknowledgement_takes_nothing_back(cluster: Cluster) -> None:
     """It would be the last one: the follower has answered for all it has."""
-    cluster = Cluster(tmp_path)
     leader = cluster.elect("n0")
     cluster.cut = {("n0", "n2"), ("n2", "n0")}
     cluster.members["n0"].flushes_by_itself = False
@@ -129,9 +125,8 @@ def test_a_late_lower_acknowledgement_takes_nothing_back(tmp_path: Path) -> None
     assert leader.commit_index == last
 
 
-def test_leader_publishes_no_commit_on_an_unflushed_copy(tmp_path: Path) -> None:
+def test_leader_publishes_no_commit_on_an_unflushed_copy(cluster: Cluster) -> None:
     """The followers would apply what is on one disk only."""
-    cluster = Cluster(tmp_path)
     leader = cluster.elect("n0")
     cluster.cut = {("n0", "n2"), ("n2", "n0")}
     cluster.members["n0"].flushes_by_itself = False
@@ -143,8 +138,7 @@ def test_leader_publishes_no_commit_on_an_unflushed_copy(tmp_path: Path) -> None
     assert cluster.node("n1").commit_index == index - 1
 
 
-def test_what_is_committed_is_never_cut(tmp_path: Path) -> None:
-    cluster = Cluster(tmp_path)
+def test_what_is_committed_is_never_cut(cluster: Cluster) -> None:
     leader = cluster.elect("n0")
     index = cluster.append("n0", b"a")
     cluster.run()
@@ -154,8 +148,7 @@ def test_what_is_committed_is_never_cut(tmp_path: Path) -> None:
     assert leader.journal.last_index == index
 
 
-def test_a_leader_that_replaces_what_is_committed_is_refused(tmp_path: Path) -> None:
-    cluster = Cluster(tmp_path)
+def test_a_leader_that_replaces_what_is_committed_is_refused(cluster: Cluster) -> None:
     cluster.elect("n0")
     for body in (b"a", b"b"):
         cluster.append("n0", body)
@@ -173,8 +166,7 @@ def test_a_leader_that_replaces_what_is_committed_is_refused(tmp_path: Path) -> 
         plan_append(journal, request, ALL_ON)
 
 
-def test_nothing_is_applied_before_it_is_on_the_local_disk(tmp_path: Path) -> None:
-    cluster = Cluster(tmp_path)
+def test_nothing_is_applied_before_it_is_on_the_local_disk(cluster: Cluster) -> None:
     cluster.elect("n0")
     slow = cluster.members["n2"]
     slow.flushes_by_itself = False
@@ -187,9 +179,8 @@ def test_nothing_is_applied_before_it_is_on_the_local_disk(tmp_path: Path) -> No
     assert slow.node.commit_index == index
 
 
-def test_campaign_that_reaches_no_member_ends(tmp_path: Path) -> None:
+def test_campaign_that_reaches_no_member_ends(cluster: Cluster) -> None:
     """The library would keep it for the next connection, whichever member leads by then."""
-    cluster = Cluster(tmp_path)
     node = cluster.node("n0")
     cluster.clock.now_s += 10.0
     node.begin_election()
@@ -206,8 +197,7 @@ def test_campaign_that_reaches_no_member_ends(tmp_path: Path) -> None:
     assert (node.term, cluster.post) == (0, [])
 
 
-def test_an_acknowledgement_waits_for_the_term_it_is_given_in(tmp_path: Path) -> None:
-    cluster = Cluster(tmp_path)
+def test_an_acknowledgement_waits_for_the_term_it_is_given_in(cluster: Cluster) -> None:
     cluster.elect("n0")
     follower = cluster.members["n2"]
     follower.flushes_by_itself = False
@@ -224,8 +214,7 @@ def test_an_acknowledgement_waits_for_the_term_it_is_given_in(tmp_path: Path) ->
 # -- eligibility------------------------------------------------------------------------------
 
 
-def test_refilled_member_votes_without_new_writes(tmp_path: Path) -> None:
-    cluster = Cluster(tmp_path)
+def test_refilled_member_votes_without_new_writes(cluster: Cluster) -> None:
     cluster.elect("n0")
     cluster.cut = {("n0", "n2"), ("n2", "n0")}
     cluster.append("n0", b"x")
@@ -245,8 +234,7 @@ def test_refilled_member_votes_without_new_writes(tmp_path: Path) -> None:
     assert not member.node.eligibility.damaged
 
 
-def test_leader_is_certain_after_its_own_commit(tmp_path: Path) -> None:
-    cluster = Cluster(tmp_path)
+def test_leader_is_certain_after_its_own_commit(cluster: Cluster) -> None:
     for name in cluster.names:
         cluster.node(name).eligibility.doubtful = True
     for name in cluster.names:
@@ -303,8 +291,7 @@ def test_log_behind_its_term_record_opens_newer(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("in_doubt", [["n1"], ["n1", "n2"]], ids=["one", "most"])
-def test_uncertain_member_votes_only_when_most_are(tmp_path: Path, in_doubt: list[str]) -> None:
-    cluster = Cluster(tmp_path)
+def test_uncertain_member_votes_only_when_most_are(cluster: Cluster, in_doubt: list[str]) -> None:
     cluster.elect("n0")
     for name in in_doubt:
         cluster.node(name).eligibility.doubtful = True
@@ -346,8 +333,7 @@ def let_stand(cluster: Cluster, *names: str) -> list[str]:
     return [name for name in names if cluster.node(name).is_leader]
 
 
-def test_uncertain_members_wait_for_every_voters_hello(tmp_path: Path) -> None:
-    cluster = Cluster(tmp_path)
+def test_uncertain_members_wait_for_every_voters_hello(cluster: Cluster) -> None:
     most_lose_promises(cluster)
     cluster.cut = {(a, b) for a in cluster.names for b in cluster.names if "n0" in (a, b)}
     for one, other in (("n1", "n2"), ("n2", "n1")):
@@ -356,8 +342,7 @@ def test_uncertain_members_wait_for_every_voters_hello(tmp_path: Path) -> None:
     assert let_stand(cluster, "n1", "n2", "n1") == []
 
 
-def test_uncertain_members_elect_the_longest_log(tmp_path: Path) -> None:
-    cluster = Cluster(tmp_path)
+def test_uncertain_members_elect_the_longest_log(cluster: Cluster) -> None:
     index = most_lose_promises(cluster)
     for name in cluster.names:
         reconnect(cluster, name)
@@ -407,8 +392,7 @@ def test_probe_after_a_repair_has_the_checksum_of_its_bytes(tmp_path: Path) -> N
     assert bytes(frame.payload).startswith(bytes(entry_log.frame(index)))
 
 
-def test_a_damaged_member_takes_no_part_whatever_the_others_say(tmp_path: Path) -> None:
-    cluster = Cluster(tmp_path)
+def test_a_damaged_member_takes_no_part_whatever_the_others_say(cluster: Cluster) -> None:
     cluster.elect("n0")
     for name in ("n1", "n2"):
         cluster.node(name).eligibility.doubtful = True
@@ -424,8 +408,7 @@ def test_a_damaged_member_takes_no_part_whatever_the_others_say(tmp_path: Path) 
     assert cluster.node("n1").term == 1
 
 
-def test_vote_of_a_new_folder_is_not_counted(tmp_path: Path) -> None:
-    cluster = Cluster(tmp_path)
+def test_vote_of_a_new_folder_is_not_counted(cluster: Cluster) -> None:
     node = cluster.node("n0")
     cluster.cut = {(a, b) for a in cluster.names for b in cluster.names if "n2" in (a, b)}
     cluster.clock.now_s += 10.0
@@ -440,8 +423,7 @@ def test_vote_of_a_new_folder_is_not_counted(tmp_path: Path) -> None:
     assert not node.is_leader
 
 
-def test_two_different_entries_of_one_term_are_refused(tmp_path: Path) -> None:
-    cluster = Cluster(tmp_path)
+def test_two_different_entries_of_one_term_are_refused(cluster: Cluster) -> None:
     cluster.elect("n0")
     index = cluster.append("n0", b"a")
     cluster.run()
@@ -458,8 +440,7 @@ def test_two_different_entries_of_one_term_are_refused(tmp_path: Path) -> None:
         plan_append(journal, request, ALL_ON)
 
 
-def test_a_follower_never_asks_for_what_it_has_committed(tmp_path: Path) -> None:
-    cluster = Cluster(tmp_path)
+def test_a_follower_never_asks_for_what_it_has_committed(cluster: Cluster) -> None:
     cluster.elect("n0")
     for body in (b"a", b"b"):
         cluster.append("n0", body)
@@ -475,9 +456,8 @@ def test_a_follower_never_asks_for_what_it_has_committed(tmp_path: Path) -> None
     assert plan_append(follower.journal, request, ALL_ON) == Rejected(committed + 1)
 
 
-def test_uncertainty_lasts_until_the_leaders_own_commit(tmp_path: Path) -> None:
+def test_uncertainty_lasts_until_the_leaders_own_commit(cluster: Cluster) -> None:
     """A new leader does not know yet what else is committed of what its predecessors left."""
-    cluster = Cluster(tmp_path)
     cluster.elect("n0")
     cluster.append("n0", b"x")
     cluster.run()
@@ -493,8 +473,7 @@ def test_uncertainty_lasts_until_the_leaders_own_commit(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("lost", [("n0", "n1"), ("n1", "n0")], ids=["append", "answer"])
-def test_silent_loss_of_a_link_is_repaired(tmp_path: Path, lost: tuple[str, str]) -> None:
-    cluster = Cluster(tmp_path)
+def test_silent_loss_of_a_link_is_repaired(cluster: Cluster, lost: tuple[str, str]) -> None:
     leader = cluster.elect("n0")
     cluster.heartbeat("n0")
     cluster.cut = {("n0", "n2"), ("n2", "n0")}  # or a commit would be news and show the gap

@@ -62,8 +62,7 @@ def timeout_now(term: int, last: int) -> PeerFrame:
     return PeerFrame(Kind.TIMEOUT_NOW, term, 1, 1, [last], memoryview(b""))
 
 
-def test_the_first_leader_puts_the_agreed_voters_into_the_log(tmp_path: Path) -> None:
-    cluster = Cluster(tmp_path)
+def test_the_first_leader_puts_the_agreed_voters_into_the_log(cluster: Cluster) -> None:
     leader = cluster.elect("n0")
     for node in map(cluster.node, cluster.names):
         assert node.journal.members.index == leader.state.noop_index + 1
@@ -75,8 +74,7 @@ def test_the_first_leader_puts_the_agreed_voters_into_the_log(tmp_path: Path) ->
     assert second.journal.last_index == second.state.noop_index
 
 
-def test_a_restarted_member_goes_by_the_newest_list_in_its_log(tmp_path: Path) -> None:
-    cluster = Cluster(tmp_path)
+def test_a_restarted_member_goes_by_the_newest_list_in_its_log(cluster: Cluster) -> None:
     leader = cluster.elect("n0")
     add_learner(cluster, leader, "n3")
     cluster.stop("n1")
@@ -84,8 +82,7 @@ def test_a_restarted_member_goes_by_the_newest_list_in_its_log(tmp_path: Path) -
     assert standing(node) == "n0 n1 n2 (n3)"
 
 
-def test_a_learner_gets_everything_and_is_counted_nowhere(tmp_path: Path) -> None:
-    cluster = Cluster(tmp_path)
+def test_a_learner_gets_everything_and_is_counted_nowhere(cluster: Cluster) -> None:
     leader = cluster.elect("n0")
     add_learner(cluster, leader, "n3")
     index = cluster.append("n0", b"x")
@@ -99,8 +96,7 @@ def test_a_learner_gets_everything_and_is_counted_nowhere(tmp_path: Path) -> Non
     assert leader.commit_index == index
 
 
-def test_a_learner_never_stands_for_election(tmp_path: Path) -> None:
-    cluster = Cluster(tmp_path)
+def test_a_learner_never_stands_for_election(cluster: Cluster) -> None:
     add_learner(cluster, cluster.elect("n0"), "n3")
     cluster.clock.now_s += 10.0
     node = cluster.node("n3")
@@ -113,8 +109,7 @@ def test_a_learner_never_stands_for_election(tmp_path: Path) -> None:
     assert node.term == 1
 
 
-def test_caught_up_learner_is_promoted(tmp_path: Path) -> None:
-    cluster = Cluster(tmp_path)
+def test_caught_up_learner_is_promoted(cluster: Cluster) -> None:
     leader = cluster.elect("n0")
     for number in range(20):
         cluster.append("n0", str(number).encode())
@@ -137,8 +132,7 @@ def test_caught_up_learner_is_promoted(tmp_path: Path) -> None:
     assert leader.commit_index == index
 
 
-def test_stuck_learner_is_not_promoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    cluster = Cluster(tmp_path)
+def test_stuck_learner_is_not_promoted(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     leader = cluster.elect("n0")
     for _ in range(24):
         cluster.append("n0", bytes(1 << 16))
@@ -161,10 +155,9 @@ def test_stuck_learner_is_not_promoted(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_wiped_voter_is_watched_as_a_learner(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What it had before it was a learner is no proof that its disk still takes entries."""
-    cluster = Cluster(tmp_path)
     leader = cluster.elect("n0")
     cluster.append("n0", b"kept")
     cluster.run()
@@ -210,8 +203,7 @@ def test_promoted_learner_grants_its_vote(tmp_path: Path) -> None:
     assert standing(cluster.node("n2")) == "n0 n1 n2"
 
 
-def test_a_candidate_counts_no_vote_of_a_learner(tmp_path: Path) -> None:
-    cluster = Cluster(tmp_path)
+def test_a_candidate_counts_no_vote_of_a_learner(cluster: Cluster) -> None:
     add_learner(cluster, cluster.elect("n0"), "n3")
     isolate(cluster, "n0")
     isolate(cluster, "n2")
@@ -221,8 +213,7 @@ def test_a_candidate_counts_no_vote_of_a_learner(tmp_path: Path) -> None:
     assert not cluster.node("n1").is_leader
 
 
-def test_majority_shrinks_with_the_removal_entry(tmp_path: Path) -> None:
-    cluster = Cluster(tmp_path)
+def test_majority_shrinks_with_the_removal_entry(cluster: Cluster) -> None:
     leader = cluster.elect("n0")
     remove(cluster, leader, "n2")
     assert standing(leader) == "n0 n1"
@@ -241,8 +232,7 @@ def test_majority_shrinks_with_the_removal_entry(tmp_path: Path) -> None:
     assert cluster.post == []
 
 
-def test_a_group_shrinks_to_one_and_grows_again(tmp_path: Path) -> None:
-    cluster = Cluster(tmp_path)
+def test_a_group_shrinks_to_one_and_grows_again(cluster: Cluster) -> None:
     leader = cluster.elect("n0")
     remove(cluster, leader, "n1")
     remove(cluster, leader, "n2")
@@ -280,8 +270,7 @@ def test_single_voter_publishes_commits_after_its_flush(tmp_path: Path) -> None:
     assert cluster.node("n1").commit_index == index
 
 
-def test_one_change_at_a_time_and_only_on_committed_ground(tmp_path: Path) -> None:
-    cluster = Cluster(tmp_path)
+def test_one_change_at_a_time_and_only_on_committed_ground(cluster: Cluster) -> None:
     cluster.join("n3")
     cluster.cut = {("n0", "n3"), ("n3", "n0")}
     leader = cluster.elect("n0")
@@ -298,9 +287,8 @@ def test_one_change_at_a_time_and_only_on_committed_ground(tmp_path: Path) -> No
     assert standing(leader) == "n0 n1 n2 (n3)"
 
 
-def test_leader_changes_members_after_its_own_commit(tmp_path: Path) -> None:
+def test_leader_changes_members_after_its_own_commit(cluster: Cluster) -> None:
     """The flaw of one-at-a-time changes that was found in 2015: an old uncommitted list."""
-    cluster = Cluster(tmp_path)
     cluster.elect("n0")
     cluster.clock.now_s += 10.0
     node = cluster.node("n1")
@@ -313,8 +301,7 @@ def test_leader_changes_members_after_its_own_commit(tmp_path: Path) -> None:
     node.changes.change(listed(node).without(voter(node, "n2")))
 
 
-def test_a_cut_off_leaders_list_goes_when_its_entry_is_cut(tmp_path: Path) -> None:
-    cluster = Cluster(tmp_path)
+def test_a_cut_off_leaders_list_goes_when_its_entry_is_cut(cluster: Cluster) -> None:
     old = cluster.elect("n0")
     isolate(cluster, "n0")
     old.changes.change(listed(old).without(voter(old, "n2")))
@@ -336,8 +323,7 @@ def test_a_cut_off_leaders_list_goes_when_its_entry_is_cut(tmp_path: Path) -> No
 # -- a folder that was lost ----------------------------------------------------------------
 
 
-def test_a_wiped_voter_takes_its_own_place_again(tmp_path: Path) -> None:
-    cluster = Cluster(tmp_path)
+def test_a_wiped_voter_takes_its_own_place_again(cluster: Cluster) -> None:
     leader = cluster.elect("n0")
     index = cluster.append("n0", b"kept")
     cluster.run()
@@ -361,8 +347,7 @@ def test_a_wiped_voter_takes_its_own_place_again(tmp_path: Path) -> None:
     assert leader.commit_index == leader.journal.last_index > index
 
 
-def test_wiped_voter_does_not_count_before_promotion(tmp_path: Path) -> None:
-    cluster = Cluster(tmp_path)
+def test_wiped_voter_does_not_count_before_promotion(cluster: Cluster) -> None:
     leader = cluster.elect("n0")
     cluster.wipe("n1")
     cluster.pass_time("n0", 0.3)
@@ -381,8 +366,7 @@ def test_wiped_voter_does_not_count_before_promotion(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("after_steps", [1, 2])
-def test_the_next_leader_goes_on_with_a_replacement(tmp_path: Path, after_steps: int) -> None:
-    cluster = Cluster(tmp_path)
+def test_the_next_leader_goes_on_with_a_replacement(cluster: Cluster, after_steps: int) -> None:
     first = cluster.elect("n0")
     cluster.append("n0", b"kept")
     cluster.run()
@@ -399,8 +383,7 @@ def test_the_next_leader_goes_on_with_a_replacement(tmp_path: Path, after_steps:
     assert cluster.node("n1").journal.log.last_chain == second.journal.log.last_chain
 
 
-def test_a_removed_name_is_not_taken_back_by_itself(tmp_path: Path) -> None:
-    cluster = Cluster(tmp_path)
+def test_a_removed_name_is_not_taken_back_by_itself(cluster: Cluster) -> None:
     leader = cluster.elect("n0")
     remove(cluster, leader, "n2")
     cluster.link("n2")
@@ -411,8 +394,7 @@ def test_a_removed_name_is_not_taken_back_by_itself(tmp_path: Path) -> None:
 # -- transfer ------------------------------------------------------------------------------
 
 
-def test_the_one_that_has_most_is_chosen(tmp_path: Path) -> None:
-    cluster = Cluster(tmp_path)
+def test_the_one_that_has_most_is_chosen(cluster: Cluster) -> None:
     leader = cluster.elect("n0")
     isolate(cluster, "n2")
     cluster.append("n0", b"x")
@@ -420,8 +402,7 @@ def test_the_one_that_has_most_is_chosen(tmp_path: Path) -> None:
     assert leader.transfers.begin(None).target == "n1"
 
 
-def test_a_target_that_does_not_catch_up_lets_the_leader_go_on(tmp_path: Path) -> None:
-    cluster = Cluster(tmp_path)
+def test_a_target_that_does_not_catch_up_lets_the_leader_go_on(cluster: Cluster) -> None:
     leader = cluster.elect("n0")
     isolate(cluster, "n2")
     cluster.append("n0", b"x")
@@ -440,8 +421,7 @@ def test_a_target_that_does_not_catch_up_lets_the_leader_go_on(tmp_path: Path) -
     )
 
 
-def test_an_asked_target_that_does_not_win_lets_the_leader_go_on(tmp_path: Path) -> None:
-    cluster = Cluster(tmp_path)
+def test_an_asked_target_that_does_not_win_lets_the_leader_go_on(cluster: Cluster) -> None:
     leader = cluster.elect("n0")
     transfer = leader.transfers.begin("n2")
     leader.settle()
@@ -451,8 +431,7 @@ def test_an_asked_target_that_does_not_win_lets_the_leader_go_on(tmp_path: Path)
     assert (transfer.phase, leader.is_leader) == ("failed", True)
 
 
-def test_only_a_connected_voter_can_be_the_target(tmp_path: Path) -> None:
-    cluster = Cluster(tmp_path)
+def test_only_a_connected_voter_can_be_the_target(cluster: Cluster) -> None:
     leader = cluster.elect("n0")
     add_learner(cluster, leader, "n3")
     for target in ("n3", "n0", "nobody"):
@@ -465,8 +444,7 @@ def test_only_a_connected_voter_can_be_the_target(tmp_path: Path) -> None:
         cluster.node("n1").transfers.begin(None)
 
 
-def test_transfer_request_counts_from_the_leader_only(tmp_path: Path) -> None:
-    cluster = Cluster(tmp_path)
+def test_transfer_request_counts_from_the_leader_only(cluster: Cluster) -> None:
     leader = cluster.elect("n0")
     follower = cluster.node("n1")
     last = follower.journal.last_index
@@ -478,9 +456,8 @@ def test_transfer_request_counts_from_the_leader_only(tmp_path: Path) -> None:
     assert follower.term == 1
 
 
-def test_change_is_refused_when_too_few_can_vote(tmp_path: Path) -> None:
+def test_change_is_refused_when_too_few_can_vote(cluster: Cluster) -> None:
     """A voter that is not eligible is connected: the list after it could never commit."""
-    cluster = Cluster(tmp_path)
     leader = cluster.elect("n0")
     cluster.append("n0", b"x")
     cluster.heartbeat("n0")

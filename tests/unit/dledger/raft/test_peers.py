@@ -230,8 +230,7 @@ def test_end_of_events_runs_after_the_owner(tmp_path: Path) -> None:
     assert all(commit == applied for commit, applied in seen)
 
 
-def test_what_the_owner_answers_may_change_while_the_node_runs(tmp_path: Path) -> None:
-    cluster = Cluster(tmp_path)
+def test_what_the_owner_answers_may_change_while_the_node_runs(cluster: Cluster) -> None:
     node = cluster.node("n0")
     node.owner.may_lead = lambda: False
     cluster.clock.now_s += 10.0

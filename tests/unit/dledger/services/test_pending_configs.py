@@ -19,17 +19,13 @@ def pending(group: FakeGroup) -> PendingConfigs[TopicConfig]:
     return PendingConfigs(group, group.state.topic_config, attrgetter("topic"))
 
 
-def apply(group: FakeGroup, change: TopicsChange) -> None:
-    group.store(change)
-
-
 def test_the_newest_change_in_flight_wins(
     group: FakeGroup, pending: PendingConfigs[TopicConfig]
 ) -> None:
     first = pending.put("T", OLD)
     second = pending.put("T", NEW)
     assert pending.resolve("T") == NEW
-    apply(group, TopicsChange(put=(OLD,)))
+    group.store(TopicsChange(put=(OLD,)))
     first(Proposed("stored", index=1))
     assert pending.resolve("T") == NEW
     second(Proposed("not_stored"))
@@ -43,7 +39,7 @@ def test_what_is_applied_is_in_flight_no_more(
     """The limit of a table counts it: a name that is never asked about again must not stay."""
     first, _ = pending.put("T", OLD), pending.put("U", TopicConfig("U", 1, 1))
     assert len(pending) == 2
-    apply(group, TopicsChange(put=(OLD,)))
+    group.store(TopicsChange(put=(OLD,)))
     first(Proposed("stored", index=1))
     assert len(pending) == 1
     assert pending.resolve("U") == TopicConfig("U", 1, 1)
@@ -52,10 +48,10 @@ def test_what_is_applied_is_in_flight_no_more(
 def test_removal_counts_until_applied_though_made_again(
     group: FakeGroup, pending: PendingConfigs[TopicConfig]
 ) -> None:
-    apply(group, TopicsChange(put=(OLD,)))
+    group.store(TopicsChange(put=(OLD,)))
     removed, made = pending.put("T", None), pending.put("T", OLD)
     assert (pending.removes("T"), pending.resolve("T")) == (True, OLD)
-    apply(group, TopicsChange(delete=("T",)))
+    group.store(TopicsChange(delete=("T",)))
     removed(Proposed("stored", index=2))
     assert (pending.removes("T"), len(pending)) == (False, 1)
     made(Proposed("stored", index=3))
@@ -65,7 +61,7 @@ def test_removal_counts_until_applied_though_made_again(
 def test_change_that_is_not_stored_forgets_none_before_it(
     group: FakeGroup, pending: PendingConfigs[TopicConfig]
 ) -> None:
-    apply(group, TopicsChange(put=(OLD,)))
+    group.store(TopicsChange(put=(OLD,)))
     removed, made = pending.put("T", None), pending.put("T", NEW)
     made(Proposed("not_stored"))
     assert (pending.removes("T"), pending.resolve("T")) == (True, None)
@@ -76,7 +72,7 @@ def test_change_that_is_not_stored_forgets_none_before_it(
 def test_only_a_leader_has_changes_in_flight(
     group: FakeGroup, pending: PendingConfigs[TopicConfig]
 ) -> None:
-    apply(group, TopicsChange(put=(OLD,)))
+    group.store(TopicsChange(put=(OLD,)))
     pending.put("T", None)
     group.step_down()
     assert not pending.removes("T")

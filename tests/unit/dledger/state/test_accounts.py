@@ -3,7 +3,6 @@
 from msgspec.structs import replace
 
 from dledger.state.accounts import AccessChange, AccountConfig, PolicyConfig
-from dledger.state.state_record import TopicsChange
 from dledger.state.tables import StateTables
 from tests.harness.fake_group import FakeGroup
 
@@ -19,10 +18,6 @@ ACCOUNT = AccountConfig(
 )
 
 
-def change(group: FakeGroup, *changes: AccessChange | TopicsChange) -> None:
-    group.store(*changes)
-
-
 def test_no_repr_shows_a_secret() -> None:
     assert SECRET not in repr(AccessChange((ACCOUNT,)))
     tables = StateTables()
@@ -32,11 +27,11 @@ def test_no_repr_shows_a_secret() -> None:
 
 def test_accounts_are_put_and_deleted_as_a_whole(group: FakeGroup) -> None:
     other = replace(ACCOUNT, access_key="other-service")
-    change(group, AccessChange((ACCOUNT, other), white_addresses="10.9.9.9"))
-    change(group, AccessChange((replace(ACCOUNT, topics={}),), ("other-service", "never-there")))
+    group.store(AccessChange((ACCOUNT, other), white_addresses="10.9.9.9"))
+    group.store(AccessChange((replace(ACCOUNT, topics={}),), ("other-service", "never-there")))
     state = group.state
     assert state.accounts == {"order-service": replace(ACCOUNT, topics={})}
     assert (state.white_addresses, state.access_counter) == ("10.9.9.9", 2)
     assert state.access_changed_ms == state.last_store_time_ms > 0
-    change(group, AccessChange(white_addresses=""))
+    group.store(AccessChange(white_addresses=""))
     assert (state.white_addresses, len(state.accounts)) == ("", 1)

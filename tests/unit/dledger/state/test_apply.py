@@ -30,7 +30,6 @@ from dledger.state.state_record import (
     TopicsChange,
     state_batch,
 )
-from dledger.state.table import StateChange
 from dledger.state.tables import QueueBounds
 from dledger.state.topics import TOPICS_QUEUE, SubscriptionGroupConfig, TopicConfig
 from tests.harness.fake_group import STORE_HOST, FakeGroup, batch_of, empty_tables
@@ -228,15 +227,11 @@ def test_a_queue_that_begins_at_no_position_is_refused(filled: FakeGroup, positi
         load(framed(cbor2.dumps(body)))
 
 
-def change(group: FakeGroup, *changes: StateChange) -> None:
-    group.store(*changes)
-
-
 def create(group: FakeGroup, count: int) -> None:
     names = [f"made-{number:05d}" for number in range(count)]
-    change(group, TopicsChange(put=tuple(TopicConfig(name, 4, 4) for name in names)))
+    group.store(TopicsChange(put=tuple(TopicConfig(name, 4, 4) for name in names)))
     offsets = tuple(("g", name, queue_id, 7) for name in names for queue_id in range(4))
-    change(group, ConsumerOffsetsChange.of(offsets))
+    group.store(ConsumerOffsetsChange.of(offsets))
     for name in names[:50]:
         group.put(name, 0, b"x")
     group.settle()
@@ -248,12 +243,12 @@ def test_a_cut_leaves_packing_to_the_worker(
     """Fifty full rows would keep the event loop from heartbeats for a second."""
     key = ("g", "T", 0)
     fresh = tuple(range(50))
-    change(group, PopChange(grants=(PopGrant(key, 9, 0, 50, fresh),)))
+    group.store(PopChange(grants=(PopGrant(key, 9, 0, 50, fresh),)))
     with monkeypatch.context() as patch:
         patch.setattr(PopRowCopy, "to_state", None)
         cuts = [take_cut(group.state), cut_everything(group.state)]
     out = group.state.pops[key].out
-    change(group, PopChange(acked=(PopMark(key, 7, out[7].token),)))
+    group.store(PopChange(acked=(PopMark(key, 7, out[7].token),)))
     for cut in cuts:
         image = Image()
         image.take(cut)
@@ -299,8 +294,8 @@ def test_what_a_cut_copies_does_not_grow_with_the_tables(group: FakeGroup) -> No
     for count in (10, 1_000):
         create(group, count)
         cut_everything(group.state)
-        change(group, TopicsChange(put=(TopicConfig(f"new-{count}", 2, 2),)))
-        change(group, ConsumerOffsetsChange.of((("g", "made-00003", 1, 8),)))
+        group.store(TopicsChange(put=(TopicConfig(f"new-{count}", 2, 2),)))
+        group.store(ConsumerOffsetsChange.of((("g", "made-00003", 1, 8),)))
         group.put("made-00001", 1, b"y")
         group.settle()
         cut = take_cut(group.state)

@@ -15,7 +15,6 @@ from dledger.state.pop import (
     apply_pop,
 )
 from dledger.state.state_record import ConsumerOffsetsChange, SubscriptionGroupsChange, TopicsChange
-from dledger.state.table import StateChange
 from dledger.state.topics import TopicConfig
 from tests.harness.fake_group import FakeGroup
 
@@ -41,10 +40,6 @@ def table(*changes: tuple[PopChange, int, int], rows: PopRows | None = None) -> 
     for change, index, at_ms in changes:
         apply_pop(rows, change, index, at_ms, lambda _key: None)
     return rows
-
-
-def apply(group: FakeGroup, *changes: StateChange) -> None:
-    group.store(*changes)
 
 
 def test_token_zero_of_a_message_not_out_does_nothing() -> None:
@@ -122,28 +117,28 @@ def test_what_is_out_stands_lowest_first() -> None:
 
 
 def test_pop_record_is_applied(group: FakeGroup) -> None:
-    apply(group, TopicsChange(put=(TopicConfig("T", 1, 1),)))
+    group.store(TopicsChange(put=(TopicConfig("T", 1, 1),)))
     change = PopChange(grants=grant(0, 1).grants, modes=(RequestMode("g", "T", "POP", 8),))
-    apply(group, change)
+    group.store(change)
     assert set(group.state.pops[KEY].out) == {0, 1}
     assert group.state.consumer_offset(*KEY) == 0
     assert group.state.request_modes == {("T", "g"): RequestMode("g", "T", "POP", 8)}
 
 
 def test_set_offset_ends_the_grants_of_a_queue(group: FakeGroup) -> None:
-    apply(group, TopicsChange(put=(TopicConfig("T", 1, 1),)))
-    apply(group, grant(0, 1))
-    apply(group, ConsumerOffsetsChange.of((("g", "T", 0, 5),)))
+    group.store(TopicsChange(put=(TopicConfig("T", 1, 1),)))
+    group.store(grant(0, 1))
+    group.store(ConsumerOffsetsChange.of((("g", "T", 0, 5),)))
     assert (group.state.pops, group.state.consumer_offset(*KEY)) == ({}, 5)
     assert KEY in group.state.pops.changed
 
 
 def test_deleted_topic_takes_its_grants_and_modes_along(group: FakeGroup) -> None:
-    apply(group, TopicsChange(put=(TopicConfig("T", 1, 1),)))
-    apply(group, PopChange(grants=grant(0).grants, modes=(RequestMode("g", "T", "POP"),)))
-    apply(group, TopicsChange(delete=("T",)))
+    group.store(TopicsChange(put=(TopicConfig("T", 1, 1),)))
+    group.store(PopChange(grants=grant(0).grants, modes=(RequestMode("g", "T", "POP"),)))
+    group.store(TopicsChange(delete=("T",)))
     assert (group.state.pops, group.state.request_modes) == ({}, {})
-    apply(group, acked((0, 2)))
+    group.store(acked((0, 2)))
     assert group.state.pops == {}
 
 
@@ -153,8 +148,8 @@ def test_deleted_group_takes_its_modes_along(group: FakeGroup) -> None:
         RequestMode("h", "T", "POP"),
         RequestMode("g", "U", "POP"),
     )
-    apply(group, PopChange(modes=modes))
-    apply(group, SubscriptionGroupsChange(delete=("g",)))
+    group.store(PopChange(modes=modes))
+    group.store(SubscriptionGroupsChange(delete=("g",)))
     assert group.state.request_modes == {("T", "h"): RequestMode("h", "T", "POP")}
-    apply(group, SubscriptionGroupsChange(delete=("h",)))
+    group.store(SubscriptionGroupsChange(delete=("h",)))
     assert group.state.request_modes == {}

@@ -13,10 +13,6 @@ from tests.harness.fake_group import FakeGroup
 COMMIT, ROLLBACK = TransactionDecision.COMMIT, TransactionDecision.ROLLBACK
 
 
-def change(group: FakeGroup, *changes: TransactionsChange) -> None:
-    group.store(*changes)
-
-
 def positions(group: FakeGroup, count: int) -> list[int]:
     units = group.queues.queue(HALF_TOPIC, 0).read(0, count)
     return [int(position) for position in units["phy_offset"].tolist()]
@@ -38,7 +34,7 @@ def test_what_comes_into_the_half_topic_is_open(group: FakeGroup, clock: ManualC
 def test_a_decision_closes_it_and_is_remembered(group: FakeGroup) -> None:
     group.put(HALF_TOPIC, 0, b"a", b"b", b"c")
     _, b, _ = positions(group, 3)
-    change(group, TransactionsChange(decided=((2, ROLLBACK), (0, COMMIT))))
+    group.store(TransactionsChange(decided=((2, ROLLBACK), (0, COMMIT))))
     assert list(group.state.transactions.open) == [1]
     assert group.state.transactions.decided == {2: ROLLBACK, 0: COMMIT}
     assert group.state.transactions.oldest_position == b
@@ -49,9 +45,9 @@ def test_a_check_is_counted_with_the_time_of_its_entry(
 ) -> None:
     group.put(HALF_TOPIC, 0, b"a")
     clock.now_s = 6
-    change(group, TransactionsChange(checked=((0, 1),)))
+    group.store(TransactionsChange(checked=((0, 1),)))
     clock.now_s = 36
-    change(group, TransactionsChange(checked=((0, 2),)))
+    group.store(TransactionsChange(checked=((0, 2),)))
     (half,) = group.state.transactions.open.values()
     assert half[1:] == (EPOCH_MS, 2, EPOCH_MS + 36_000)
 
@@ -69,14 +65,14 @@ def test_what_contradicts_the_tables_stops_the_node(
 ) -> None:
     group.put(HALF_TOPIC, 0, b"a")
     with pytest.raises(InvariantBroken, match="half message"):
-        change(group, wrong)
+        group.store(wrong)
 
 
 def test_a_second_decision_names_the_first(group: FakeGroup) -> None:
     group.put(HALF_TOPIC, 0, b"a")
-    change(group, TransactionsChange(decided=((0, ROLLBACK),)))
+    group.store(TransactionsChange(decided=((0, ROLLBACK),)))
     with pytest.raises(InvariantBroken, match="decided as ROLLBACK"):
-        change(group, TransactionsChange(decided=((0, COMMIT),)))
+        group.store(TransactionsChange(decided=((0, COMMIT),)))
 
 
 def test_only_the_newest_decisions_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
