@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from dledger.cli.commands import open_admin
 from dledger.client.connect import connect
 from dledger.client.core.client_instance import ClientConfig
-from dledger.client.core.route import MessageQueue
 from dledger.remoting.protocol.command import RemotingCommand, request
 from dledger.remoting.protocol.signature import Credentials
 
@@ -39,9 +38,3 @@ async def create_topic(
     names = None if brokers is None else tuple(brokers)
     async with open_admin(namesrvs) as admin:
         return await admin.create_topic(topic, queue_nums=queues, broker_names=names)
-
-
-async def queue_ends(namesrvs: Sequence[str], topic: str) -> dict[MessageQueue, tuple[int, int]]:
-    """Return first and one-past-last offset of each queue of a topic."""
-    async with open_admin(namesrvs) as admin:
-        return await admin.offsets(topic)

@@ -6,7 +6,7 @@ import sys
 import tomllib
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from dledger.cli.local_cluster import LocalCluster, Node, lay_out
 from dledger.client.connect import connect
 from dledger.client.consumer.pull_consumer import PullConsumer
 from dledger.client.core.client_instance import ClientConfig
-from dledger.client.core.errors import ClientError, NoNameServerError
+from dledger.client.core.errors import ClientError
 from dledger.client.core.message import Message
 from dledger.client.core.message_ext import SendResult
 from dledger.client.producer.producer import Producer
@@ -134,23 +134,6 @@ async def test_an_account_does_what_its_lines_say_and_no_more(guarded: Guarded) 
             await consumer.pull(queue, 0)
 
 
-@pytest.mark.parametrize(
-    ("credentials", "words"),
-    [
-        (replace(SERVICE, secret_key="another secret"), "Check signature failed"),
-        (Credentials("other", "another secret"), "Check signature failed for accessKey=other"),
-    ],
-)
-async def test_access_refuses_an_unproved_client_with_its_reason(
-    guarded: Guarded, credentials: Credentials, words: str
-) -> None:
-    names = [guarded.cluster.namesrv_address]
-    async with connect(names, guarded.config(credentials)) as client:
-        with pytest.raises(ClientError, match=words):
-            async with Producer(client, "p") as producer:
-                await producer.send(Message("orders", b"x"), timeout_s=30)
-
-
 async def test_a_plain_connection_is_refused(guarded: Guarded) -> None:
     for node in guarded.cluster.nodes:
         host, _, port = node.address.rpartition(":")
@@ -224,15 +207,6 @@ async def test_the_vip_channel_sends_and_does_not_pull(guarded: Guarded) -> None
         assert "No accessKey is configured" in (refused.remark or "")
     finally:
         os.environ["DLEDGER_CREDENTIALS"] = saved
-
-
-async def test_peer_port_answers_a_stranger_nothing(guarded: Guarded) -> None:
-    path = present(guarded.cluster.brokers["n0"].config_path)
-    peers = path.read_text().partition('peers = "')[2].partition('"')[0].split(";")
-    for peer in peers:
-        host, _, port = peer.partition("-")[2].rpartition(":")
-        with pytest.raises(NoNameServerError):
-            await ask(f"{host}:{port}", RequestCode.CAPABILITIES, timeout_s=5)
 
 
 def listening(pid: int, tables: tuple[str, ...] = ("tcp", "tcp6")) -> set[str]:

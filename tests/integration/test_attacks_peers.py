@@ -4,7 +4,6 @@ Real processes, default settings; once as ``dledger up`` makes them, with a secr
 without.
 """
 
-import random
 import tomllib
 from collections.abc import Iterator
 from typing import Any
@@ -22,7 +21,7 @@ from dledger.raft.wire import FRAME_BYTES_MAX, Kind
 from dledger.remoting.tcp import TcpNetwork
 from tests.harness import stranger as a_stranger
 from tests.harness.attacked import FORGED, attacked
-from tests.harness.eventually import WITHIN_S, all_statuses
+from tests.harness.eventually import all_statuses
 from tests.harness.local_settings import SMALL_FILES
 from tests.harness.module_cluster import running
 from tests.harness.raft_cluster import batch
@@ -33,24 +32,12 @@ pytestmark = pytest.mark.slow
 
 BODIES = 20
 
-IMPOSSIBLE = ("h:" + "9" * 19, "h:" + "9" * 5000, "x" * 300 + ":1", "a..b:1", "\ud7ff:1", "h:0")
 
 KEPT = sorted(b"kept %d" % number for number in range(BODIES))
 
 
 def hello(name: str = "evil", **changes: Any) -> bytes:
     return a_stranger.hello(name, **{"cluster": "DefaultCluster", "group": "broker-a", **changes})
-
-
-REFUSED = {
-    "another cluster": hello(cluster="Other"),
-    "another group": hello(group="broker-b"),
-    "founded elsewhere": hello("n9", voters={"n9": "cd" * 16}),
-    "a newer version": hello(v="99"),
-    "no hello first": frame(Kind.VOTE, 9, 9, 9, False),
-    "HTTP": b"GET / HTTP/1.1\r\n\r\n",
-    "garbage": random.Random(3).randbytes(4096),
-}
 
 
 @pytest.fixture(scope="module", params=[{}, {"raft.secret_file": ""}], ids=["secret", "no secret"])
@@ -80,35 +67,6 @@ def peer_address(cluster: LocalCluster, name: str) -> tuple[str, int]:
     peers = tomllib.loads(path.read_text())["raft"]["peers"].split(";")
     host, _, port = next(p for p in peers if p.startswith(name)).partition("-")[2].rpartition(":")
     return host, int(port)
-
-
-async def test_peers_that_speak_otherwise_are_refused(cluster: LocalCluster) -> None:
-    async with attacked(cluster):
-        for address in [peer_address(cluster, name) for name in cluster.brokers]:
-            for said in REFUSED.values():
-                caller = stranger()
-                assert await caller.say(address, said, seconds=WITHIN_S)
-                assert caller.heard == []
-
-
-async def test_hostile_peer_frames_end_no_broker(cluster: LocalCluster) -> None:
-    statuses = await all_statuses(cluster)
-    term = max(status["term"] for status in statuses.values())
-    said = [
-        [hello(), frame(Kind.HEARTBEAT, term, 1, 0)],
-        *([hello(), frame(Kind.HEARTBEAT, t, 1, 0)] for t in (2**62, 2**63 - 1, 2**200)),
-        *(
-            [hello(), frame(Kind.VOTE, t, 2**40, 2**30, True)]
-            for t in (term + 1, 2**63 - 1, 2**200)
-        ),
-        *([hello(peer=peer)] for peer in IMPOSSIBLE),
-        *([hello(name, voters={})] for name in ("n0", "n1", "n2")),
-    ]
-
-    async with attacked(cluster):
-        for name in cluster.brokers:
-            for words in said:
-                await stranger().say(peer_address(cluster, name), *words, seconds=0.1)
 
 
 async def test_the_log_goes_to_no_stranger_and_nothing_forged_comes_in(

@@ -21,7 +21,7 @@ from dledger.client.core.errors import MessageIllegalError
 from dledger.client.core.message import Message
 from dledger.client.core.route import MessageQueue
 from dledger.client.producer.producer import Producer
-from dledger.remoting.protocol.codes import RequestCode, ResponseCode
+from dledger.remoting.protocol.codes import ResponseCode
 from dledger.remoting.protocol.command import RemotingCommand, request
 from dledger.remoting.protocol.frame import MAX_FRAME_BYTES, FrameDecoder, encode_command
 from dledger.remoting.protocol.headers import SendMessageHeader
@@ -162,20 +162,6 @@ async def test_a_frame_that_is_none_ends_its_connection_only(world: World, garba
 
 def protocol_errors(reasons: list[str]) -> int:
     return sum(reason.startswith("protocol error: ") for reason in reasons)
-
-
-@pytest.mark.parametrize("garbage", GARBAGE.values(), ids=GARBAGE)
-async def test_a_name_server_ends_such_connections_too_and_serves_on(
-    world: World, garbage: bytes
-) -> None:
-    namesrv = world.cluster.namesrv
-    async with await connected_to(namesrv.address) as bad:
-        await bad.send_all(garbage)
-        assert await closed_by_broker(bad)
-    answer = await ask(namesrv.address, RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": TOPIC})
-    assert answer.code == ResponseCode.SUCCESS
-    unknown = await ask(namesrv.address, 31_337)
-    assert unknown.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED
 
 
 # ------------------------------------------------------------------------------ requests

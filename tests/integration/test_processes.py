@@ -17,7 +17,6 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from dledger.cli.cluster_command import health
 from dledger.cli.local_cluster import LocalCluster, Node, lay_out, local_cluster, status_of
 from dledger.cli.ports import free_ports
 from dledger.cli.raft_command import add, remove, replace, transfer_leader
@@ -25,23 +24,20 @@ from dledger.client.connect import connect
 from dledger.client.core.message import Message
 from dledger.client.producer.config import ProducerConfig
 from dledger.client.producer.producer import Producer
-from dledger.commitlog.entry import KIND_NO_OP
-from dledger.log_report import entries_of, verify_store
+from dledger.log_report import verify_store
 from dledger.spark_jobs.audit.folder import follow, open_folder
-from tests.harness.cluster_questions import create_topic, queue_ends
+from tests.harness.cluster_questions import create_topic
 from tests.harness.eventually import (
     WITHIN_S,
     all_statuses,
     eventually,
     logged,
-    look_until,
     wait_logged,
 )
 from tests.harness.groups import running_groups
 from tests.harness.load import loaded, stored
 from tests.harness.local_settings import SMALL_FILES
 from tests.harness.module_cluster import running
-from tests.harness.one_term import in_one_term
 from tests.harness.present import present
 from tests.harness.stored_messages import bodies_at
 
@@ -118,46 +114,6 @@ async def test_a_second_signal_does_not_wait_and_still_loses_nothing(tmp_path: P
         await cluster.start("n0")
         await cluster.wait_healthy()
         await load.is_stored(cluster)
-
-
-async def test_a_cluster_survives_its_leader_and_stops_clean(tmp_path: Path) -> None:
-    async with local_cluster(tmp_path, settings=SMALL_FILES) as cluster:
-        namesrvs = [cluster.namesrv_address]
-        assert await create_topic(namesrvs, "t", queues=3) == ["broker-a"]
-        first = await cluster.wait_leader()
-        await cluster.kill(first)
-        second = await cluster.wait_leader(other_than=first)
-        assert second != first
-        assert [queue.queue_id for queue in await queue_ends(namesrvs, "t")] == [0, 1, 2]
-        await cluster.start(first)
-        await cluster.wait_caught_up(first)
-        await in_one_term(cluster, lambda leader: healthy_under(cluster, leader))
-    for node in cluster.nodes:
-        assert node.process is not None
-        assert node.process.returncode == 0, node.last_log_lines()
-    ends, logs, entries = [], [], []
-    for node in cluster.brokers.values():
-        assert node.store_path is not None
-        report = verify_store(node.store_path)
-        assert report.problems == []
-        ends.append(report.end_position)
-        segment = min((node.store_path / "commitlog").glob("0*"))
-        logs.append(segment.read_bytes())
-        entries.append(list(entries_of(open_folder(node.store_path))))
-    # Those that stopped first may lack no-ops of leaders that the other stops made, nothing else.
-    common = min(ends)
-    longest = entries[ends.index(max(ends))]
-    lacking = [entry.header for entry in longest if entry.header.position >= common]
-    assert [header for header in lacking if header.kind != KIND_NO_OP] == []
-    assert len({log[:common] for log in logs}) == 1
-
-
-async def healthy_under(cluster: LocalCluster, leader: str) -> None:
-    """Wait until the cluster is healthy; it is so under that leader, and the command reports it."""
-    assert await cluster.wait_healthy() == leader
-    await look_until(
-        lambda: health(namesrv=cluster.namesrv_address, output="json"), lambda status: status == 0
-    )
 
 
 async def test_no_process_outlives_its_parent(tmp_path: Path) -> None:

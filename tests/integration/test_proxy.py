@@ -229,40 +229,6 @@ async def test_any_proxy_goes_on_with_what_one_began(tmp_path: Path) -> None:
             assert received.system_properties.message_type == pb.TRANSACTION
 
 
-async def test_what_reaches_no_client_comes_at_once(tmp_path: Path) -> None:
-    async with proxies(tmp_path) as cluster:
-        address = cluster.proxies["proxy0"].address
-        with called(address) as proxy, grpc.insecure_channel(address) as channel:
-            receive = channel.unary_stream(
-                "/apache.rocketmq.v2.MessagingService/ReceiveMessage",
-                request_serializer=pb.ReceiveMessageRequest.SerializeToString,
-                response_deserializer=pb.ReceiveMessageResponse.FromString,
-            )
-            queue = pb.MessageQueue(topic=TOPIC, broker=pb.Broker(name="broker-a"))
-            call = receive(
-                pb.ReceiveMessageRequest(
-                    group=GROUP,
-                    message_queue=queue,
-                    invisible_duration=duration(3_600_000),
-                    long_polling_timeout=duration(30_000),
-                ),
-                metadata=METADATA,
-                timeout=40,
-            )
-            async with connect([cluster.namesrv_address]) as client:
-                admin = Admin(client)
-                with trio.fail_after(60):
-                    # The group is known to the broker when its first request waits there.
-                    while "clerks" not in await admin.subscription_groups():
-                        await trio.sleep(LOOK_S)
-            call.cancel()
-            await proxy.send(message("one"))
-            with trio.fail_after(60):
-                while not (received := await proxy.receive()):
-                    pass
-            assert [each.body for each in received] == [b"one"]
-
-
 async def test_operators_reach_a_client_by_its_stream(tmp_path: Path) -> None:
     async with proxies(tmp_path) as cluster:
         address = cluster.proxies["proxy0"].address

@@ -65,12 +65,6 @@ def patched(offset: int, value: bytes) -> bytes:
     return GOOD[:offset] + value + GOOD[offset + len(value) :]
 
 
-def test_a_batch_in_order_is_accepted() -> None:
-    other = encode_record(topic="T22", queue_id=0, body=b"b", properties=b"", flag=-1)
-    verify(GOOD)
-    verify(GOOD, GOOD, other, GOOD, runs=[Run("T1", 2, 2), Run("T22", 0, 1), Run("T1", 2, 1)])
-
-
 def test_what_the_broker_writes_itself_may_hold_anything() -> None:
     verify(patched(20, b"\xff" * 16), patched(40, b"\xff" * 32))
 

@@ -78,9 +78,7 @@ def test_a_body_checksum_never_has_its_highest_bit() -> None:
     ("length", "magic", "length_field"),
     [(127, MAGIC_V1, b"\x7f"), (128, MAGIC_V2, b"\x00\x80"), (32767, MAGIC_V2, b"\x7f\xff")],
 )
-def test_a_topic_over_127_bytes_makes_version_2(
-    length: int, magic: int, length_field: bytes
-) -> None:
+def test_topic_over_127_bytes_makes_version_2(length: int, magic: int, length_field: bytes) -> None:
     raw = golden(topic="t" * length)
     assert raw[94 : 94 + len(length_field)] == length_field
     record = decode_record(raw)

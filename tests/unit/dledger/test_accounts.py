@@ -67,9 +67,7 @@ def signed(code: int, who: str, secret: str = SECRET, **ext: Any) -> RemotingCom
     return command
 
 
-def test_an_account_of_the_log_counts_when_it_is_applied(
-    group: FakeGroup, gate: AccessGate
-) -> None:
+def test_account_of_the_log_counts_when_it_is_applied(group: FakeGroup, gate: AccessGate) -> None:
     ask = signed(PUBLISHING, "order-service", topic="orders")
     assert "Check signature failed" in refused(gate, ask)
     put(group, AccountConfig("order-service", SECRET, topics={"orders": "PUB"}))

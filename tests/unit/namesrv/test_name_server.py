@@ -84,9 +84,7 @@ def test_unserved_topics_are_not_cached() -> None:
         (0, False, Dialect.FASTJSON),
     ],
 )
-def test_the_dialect_follows_the_client(
-    version: int, standard_only: bool, dialect: Dialect
-) -> None:
+def test_dialect_follows_the_client(version: int, standard_only: bool, dialect: Dialect) -> None:
     assert route_dialect(version, accept_standard_json_only=standard_only) is dialect
 
 

@@ -161,9 +161,7 @@ def derived_bytes() -> Iterator[tuple[str, int, int]]:
 
 @settings(max_examples=examples(30), deadline=None)
 @given(data=st.data(), mask=st.sampled_from([1 << bit for bit in range(8)]))
-def test_a_flipped_byte_of_a_unit_is_named(
-    group: list[Path], data: st.DataObject, mask: int
-) -> None:
+def test_flipped_byte_of_a_unit_is_named(group: list[Path], data: st.DataObject, mask: int) -> None:
     file, first, end = data.draw(st.sampled_from(list(derived_bytes())))
     byte = data.draw(st.integers(first, end - 1))
     flip(group[1] / file, byte, mask)

@@ -90,9 +90,7 @@ async def test_an_sql_expression_travels_with_the_pull(
             assert int(ext["sysFlag"]) & 4
 
 
-async def test_a_pull_waits_for_the_next_message(
-    client: ClientInstance, producer: Producer
-) -> None:
+async def test_pull_waits_for_the_next_message(client: ClientInstance, producer: Producer) -> None:
     async with PullConsumer(client, "c") as consumer:
         got: list[bytes] = []
 

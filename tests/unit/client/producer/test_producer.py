@@ -151,9 +151,7 @@ async def test_oneway_does_not_wait_for_an_answer(world: World, producer: Produc
     assert sent.is_oneway
 
 
-async def test_a_batch_is_one_run_with_consecutive_offsets(
-    world: World, producer: Producer
-) -> None:
+async def test_batch_is_one_run_with_consecutive_offsets(world: World, producer: Producer) -> None:
     group = world.group
     results = await producer.send_batch([Message("T", b"b%d" % i) for i in range(100)])
     (sent,) = [s.command for s in group.brokers[0].seen if s.code == 51101]
@@ -181,9 +179,7 @@ async def test_a_selector_chooses_the_queue() -> None:
     assert [(r.message_queue.queue_id, r.queue_offset) for r in results] == [(2, 0), (2, 1), (2, 2)]
 
 
-async def test_an_asynchronous_send_brings_its_result_later(
-    world: World, producer: Producer
-) -> None:
+async def test_asynchronous_send_brings_its_result_later(world: World, producer: Producer) -> None:
     world.group.brokers[0].delay_s = 0.2
     future = await producer.send_async(Message("T", b"1"))
     second = producer.send_nowait(Message("T", b"2"))
@@ -283,9 +279,7 @@ async def test_an_illegal_batch_is_refused_before_sending(
     assert world.count(RequestCode.SEND_RECORDS) == 0
 
 
-async def test_a_cancelled_send_does_not_disturb_the_others(
-    world: World, producer: Producer
-) -> None:
+async def test_cancelled_send_does_not_disturb_the_others(world: World, producer: Producer) -> None:
     stored = 0
     await producer.send(Message("T", b"warm"))
     world.group.brokers[0].delay_s = 1.0

@@ -127,9 +127,7 @@ async def test_recall_refused_raises(code: int, error: type[BrokerRefusedError])
     ("code", "outcome", "error"),
     [(2, "not_stored", BrokerBusyError), (1, "unknown", UnknownOutcomeError)],
 )
-async def test_a_recall_ends_with_its_budget(
-    code: int, outcome: str, error: type[Exception]
-) -> None:
+async def test_recall_ends_with_its_budget(code: int, outcome: str, error: type[Exception]) -> None:
     assert type(await recalled(*[refused(code, outcome)] * 100)) is error
 
 

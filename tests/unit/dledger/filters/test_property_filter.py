@@ -118,9 +118,7 @@ def test_property_filter_passes_errors_of_the_log(numbers: Log) -> None:
         ({"n": "4"}, True),
     ],
 )
-def test_a_retry_is_judged_by_where_it_comes_from(
-    properties: dict[str, str], expected: bool
-) -> None:
+def test_retry_is_judged_by_where_it_comes_from(properties: dict[str, str], expected: bool) -> None:
     wants = RetryFilter({"T": Expression("n = 5"), "S": Expression("s = 'x' OR s = 'y'")})
     assert wants.cost == 7
     assert wants.matches(encode_properties(properties)) is expected

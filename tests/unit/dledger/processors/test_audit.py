@@ -305,9 +305,7 @@ async def call(
         await later(connection, command, handled)
 
 
-async def test_a_secret_is_in_no_audit_line(
-    broker: Broker, live: LiveSettings, lines: Lines
-) -> None:
+async def test_secret_is_in_no_audit_line(broker: Broker, live: LiveSettings, lines: Lines) -> None:
     """In the signature, in unknown fields, in the body, in the value of a setting."""
     access = AccessProcessor(broker.group, broker.settings, lambda _: False, cast("Any", None))
     others = [BrokerConfigProcessor(live), access, raft(Changes())]

@@ -223,19 +223,6 @@ def test_expressions_are_checked(broker: Broker, data: SubscriptionData | None, 
     assert broker.call(RequestCode.CHECK_CLIENT_CONFIG, {}, body).code == code
 
 
-def test_the_cpp_clients_heartbeat_is_understood(broker: Broker) -> None:
-    body = (
-        b'{"clientID":"c","consumerDataSet":[{"consumeFromWhere":0,"consumeType":1,'
-        b'"groupName":"g","messageModel":1,"subscriptionDataSet":[{"subString":"*",'
-        b'"subVersion":"1795147871927","topic":"T"}]}],"producerDataSet":[]}\n'
-    )
-    connection = FakeConnection()
-    assert broker.call(RequestCode.HEART_BEAT, {}, body, connection=connection).code == 0
-    group = present(broker.processors.clients.consumer_group("g"))
-    assert group.message_model is MessageModel.CLUSTERING
-    assert group.subscriptions["T"].codes is None
-
-
 async def test_a_silent_client_is_taken_out(virtual: Broker) -> None:
     silent, alive = FakeConnection(), FakeConnection()
     async with beside(virtual.processors.clients_processor.run):

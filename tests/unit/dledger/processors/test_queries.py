@@ -175,9 +175,7 @@ async def test_unbounded_search_is_reported(
     assert bodies(await query(filled, "Aa")) == [b"the newest"]
 
 
-async def test_a_long_chain_lets_others_work(
-    filled: Broker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_long_chain_lets_others_work(filled: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(queries, "ENTRIES_AT_A_TIME", 2)
     for i in range(100):
         put(filled, b"x", keys=f"key{i}")

@@ -88,9 +88,7 @@ async def test_what_is_asked_for_is_carried_out(
         ({}, "name of the member is missing"),
     ],
 )
-async def test_a_request_that_makes_no_sense_changes_nothing(
-    ext: dict[str, str], says: str
-) -> None:
+async def test_request_that_makes_no_sense_changes_nothing(ext: dict[str, str], says: str) -> None:
     changes = Changes()
     answer = await ask(changes, **ext)
     assert answer.code == 1

@@ -299,9 +299,7 @@ def test_a_topic_closed_to_senders_still_takes_a_commit(broker: Broker, half: Ha
     assert broker.group.state.max_offset("T", 2) == 1
 
 
-def test_the_answer_to_a_check_may_not_come_before_its_time(
-    broker: Broker, clock: ManualClock
-) -> None:
+def test_answer_to_a_check_may_not_come_before_its_time(broker: Broker, clock: ManualClock) -> None:
     broker.make_topic()
     half = begin(broker, properties=IMMUNE)
     clock.now_s = 29.9

@@ -46,9 +46,7 @@ def test_an_entry_that_is_on_no_followers_disk_is_not_committed(
 
 
 @proves("durable_before_promise")
-def test_the_leaders_own_copy_counts_only_when_it_is_on_disk(
-    guards: Guards, tmp_path: Path
-) -> None:
+def test_leaders_own_copy_counts_only_when_it_is_on_disk(guards: Guards, tmp_path: Path) -> None:
     cluster = Cluster(tmp_path, guards=guards)
     leader = cluster.elect("n0")
     cluster.members["n0"].flushes_by_itself = False
@@ -206,9 +204,7 @@ def test_member_with_a_higher_term_comes_back(cluster: Cluster) -> None:
 
 
 @proves("commit_restored_clamped")
-def test_a_restored_commit_index_never_runs_ahead_of_the_log(
-    guards: Guards, tmp_path: Path
-) -> None:
+def test_restored_commit_index_never_runs_ahead_of_the_log(guards: Guards, tmp_path: Path) -> None:
     cluster = Cluster(tmp_path, guards=guards)
     cluster.elect("n0")
     cluster.append("n0", b"x")

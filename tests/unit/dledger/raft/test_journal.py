@@ -91,9 +91,7 @@ def test_power_cut_leaves_the_old_or_the_new_record(seed: int) -> None:
     ],
     ids=["62", "63", "huge", "-1", "flag", "empty", "number", "short"],
 )
-def test_a_term_or_vote_out_of_range_is_named_with_its_repair(
-    record: object, complaint: str
-) -> None:
+def test_term_or_vote_out_of_range_is_named_with_its_repair(record: object, complaint: str) -> None:
     with pytest.raises(CorruptStoreError, match=complaint) as raised:
         parse_term_vote(cbor2.dumps(record))
     if complaint != "not what this version writes":

@@ -128,9 +128,7 @@ def test_one_that_is_far_behind_is_not_recommended(
     assert followers.suggests(SLOW) == 2
 
 
-def test_the_followers_are_looked_up_once_a_second(
-    followers: Followers, clock: ManualClock
-) -> None:
+def test_followers_are_looked_up_once_a_second(followers: Followers, clock: ManualClock) -> None:
     followers.peers = {"n0": row()}
     assert [followers.suggests(SLOW) for _ in range(3)] == [1, 1, 1]
     assert followers.looks == 1

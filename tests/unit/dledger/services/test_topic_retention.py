@@ -62,9 +62,7 @@ def test_queues_begin_at_the_first_kept_message(group: FakeGroup, clock: ManualC
     assert queue_floors(group, queues, before_ms, is_deleting=lambda _: False) is None
 
 
-async def test_the_leader_moves_them_and_readers_see_it(
-    group: FakeGroup, clock: ManualClock
-) -> None:
+async def test_leader_moves_them_and_readers_see_it(group: FakeGroup, clock: ManualClock) -> None:
     make_topic(group, "T", **{"retention.ms": str(3 * HOUR_MS)})
     fill(group, clock, "T")
     service = RetentionService(

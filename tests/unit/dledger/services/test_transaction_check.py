@@ -279,9 +279,7 @@ async def test_immunity_is_over_once_for_a_clock_that_goes_back(
     assert asked(producer) == [(half.offset, 1), (half.offset, 2)]
 
 
-async def test_a_count_of_unknown_outcome_is_waited_for(
-    world: World, nursery: trio.Nursery
-) -> None:
+async def test_count_of_unknown_outcome_is_waited_for(world: World, nursery: trio.Nursery) -> None:
     producer = world.producer()
     half = begin(world.broker)
     world.group.stalled = True

@@ -40,9 +40,7 @@ def test_a_decision_closes_it_and_is_remembered(group: FakeGroup) -> None:
     assert group.state.transactions.oldest_position == b
 
 
-def test_a_check_is_counted_with_the_time_of_its_entry(
-    group: FakeGroup, clock: ManualClock
-) -> None:
+def test_check_is_counted_with_the_time_of_its_entry(group: FakeGroup, clock: ManualClock) -> None:
     group.put(HALF_TOPIC, 0, b"a")
     clock.now_s = 6
     group.store(TransactionsChange(checked=((0, 1),)))
