@@ -6,8 +6,8 @@ ASYNC_FLUSH               a majority has it in memory; disks follow in half a se
 ASYNC_MASTER              on disk at the leader; reads are of committed entries only
 ========================  ======================================================
 
-On virtual time, where a flush waits behind a gate. Flushes of real processes are counted in
-tests/integration/test_flush_before_ack.py.
+On virtual time, where a flush waits behind a gate. Real processes lose their power in
+tests/integration/test_chaos.py.
 """
 
 from collections import defaultdict

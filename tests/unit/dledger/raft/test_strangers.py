@@ -94,6 +94,17 @@ async def test_addresses_that_cannot_be_looked_up_end_nothing(
     assert others(groups) == set(ADDRESSES)
 
 
+async def test_hello_of_another_group_or_version_gets_no_answer(
+    groups: Groups, stranger: Stranger
+) -> None:
+    founded_elsewhere = {"voters": {"n9": "cd" * 16}}
+    others = {"cluster": "another"}, {"group": "another"}, founded_elsewhere, {"v": 99}
+    for answered, changes in ((1, {}), *((0, other) for other in others)):
+        stranger.heard.clear()
+        await stranger.say(ADDRESSES["n0"], hello(**changes), seconds=3)
+        assert [heard.kind for heard in stranger.heard] == [Kind.HELLO_ACK] * answered
+
+
 async def test_stranger_gets_no_entries_and_no_call(
     groups: Groups, stranger: Stranger, nursery: trio.Nursery
 ) -> None:
