@@ -20,8 +20,7 @@ Delay levels and timers share more: which of the messages that became due go int
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from functools import partial
@@ -184,12 +183,19 @@ class LeaderLoop:
         self._open = 0
         self._settled = WakeAll()
 
-    @contextmanager
-    def listening(self, listener: AppliedListener) -> Iterator[None]:
-        """Hear of applied entries inside; *listener* is called after each."""
+    async def run(self, listener: AppliedListener, serve: Callable[[int], Awaitable[None]]) -> None:
+        """Run *serve* with the term that this member leads in; without one return at once.
+
+        *listener* is called after each applied entry. What an earlier run proposed is settled.
+        """
+        leadership = self._group.leadership
+        if leadership is None:
+            return
         self._group.on_applied.append(listener)
         try:
-            yield
+            while self._open:
+                await self._settled.wait()
+            await serve(leadership.term)
         finally:
             self._group.on_applied.remove(listener)
 
@@ -272,7 +278,7 @@ class LeaderLoop:
     ) -> Fate:
         """Store *deliveries*, dead letters among them, and the progress *change* in one entry.
 
-        Cancellation: The entry may still be stored; `settle` before the next one is built.
+        Cancellation: The entry may still be stored; the next `run` waits for it.
         """
         if any(item.reason for item in deliveries) and self.is_deleting(SET_ASIDE_TOPIC):
             return Fate.NOT_STORED
@@ -343,11 +349,6 @@ class LeaderLoop:
         logger.warning("service_waits", service=self.name, reason=reason)
         return Fate.NOT_STORED
 
-    async def settle(self) -> None:
-        """Wait until every entry is settled whose wait was broken off."""
-        while self._open:
-            await self._settled.wait()
-
 
 # -------------------------------------------------------------------- delay levels and timers
 
@@ -403,12 +404,7 @@ class DeliveryService:
 
         Cancellation: An entry in flight may still be stored; the next leader sees what it did.
         """
-        leadership = self._group.leadership
-        if leadership is None:
-            return
-        with self._loop.listening(self._on_applied):
-            await self._loop.settle()
-            await self._serve(leadership.term)
+        await self._loop.run(self._on_applied, self._serve)
 
     def _on_applied(self, touched: Sequence[QueueTouched]) -> None:
         raise NotImplementedError

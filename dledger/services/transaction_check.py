@@ -112,13 +112,7 @@ class TransactionCheckService:
 
         Cancellation: What was counted and not asked yet is not asked with that count any more.
         """
-        leadership = self._group.leadership
-        if leadership is None:
-            return
-        with self._loop.listening(self._on_applied):
-            await self._loop.settle()
-            await self._plan_all()
-            await self._check(leadership.term)
+        await self._loop.run(self._on_applied, self._check)
 
     # -- when ------------------------------------------------------------------------------
 
@@ -179,6 +173,7 @@ class TransactionCheckService:
     # -- what ------------------------------------------------------------------------------
 
     async def _check(self, term: int) -> None:
+        await self._plan_all()
         while True:
             due = self._take_due()
             if due:
