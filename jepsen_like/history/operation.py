@@ -372,18 +372,6 @@ def iter_rows(data: Buffer) -> Iterator[tuple[Row, int]]:
         yield row, start
 
 
-def read_history(data: Buffer) -> tuple[History, int]:
-    """Return the history in *data* and how many bytes at its end are a torn record.
-
-    Raises CorruptHistoryError: a record in the middle is damaged.
-    """
-    history = History(RunHeader(run_id=""))
-    end = 0
-    for row, end in iter_rows(data):  # noqa: B007  # the last end is wanted
-        history.add(row)
-    return history, memoryview(data).nbytes - end
-
-
 class LatestRows:
     """Takes rows in the order in which they were written."""
 

@@ -21,13 +21,11 @@ import pyarrow.parquet as pq
 
 from dledger.commitlog.errors import MQError
 from dledger.jepsen_like.history.columns import (
-    SCHEMAS,
     RowOutOfRangeError,
     check_numbers,
     check_operation,
     check_replica_read,
     events_table,
-    history_of,
     nodes_table,
     obs_table,
     ops_table,
@@ -246,21 +244,6 @@ def _sorted(table: Any) -> Any:
     plain = pa.table({**keys, "topic": keys["topic"].cast(pa.string())})
     order = pc.sort_indices(plain, sort_keys=[(name, "ascending") for name in SORT])
     return table.take(order)
-
-
-def read_history(parquet: Path) -> History:
-    """Return the history in a folder of tables, all in memory.
-
-    Raises NoHistoryError: the folder is not a whole one.
-    """
-    given = read_summary(parquet)
-    tables = {
-        name: pq.read_table(parquet / f"{name}.parquet", schema=schema)
-        for name, schema in SCHEMAS.items()
-    }
-    return history_of(
-        **tables, header=RunHeader(given.run_id, given.seed, given.plan, given.versions)
-    )
 
 
 def _rows(path: Path, counts: Ingested, bad: list[BadRecord]) -> Iterator[Row]:

@@ -2,19 +2,32 @@
 
 from pathlib import Path
 
-from dledger.jepsen_like.history.columns import hash_range
-from dledger.jepsen_like.history.operation import F, History, Operation, Outcome
-from dledger.jepsen_like.history.parquet import read_history
+import pyarrow.parquet as pq
+
+from dledger.jepsen_like.history.columns import SCHEMAS, hash_range, history_of
+from dledger.jepsen_like.history.operation import F, History, Operation, Outcome, RunHeader
+from dledger.jepsen_like.history.parquet import read_summary
 from dledger.spark_jobs.generate.history import Generated, Shape, generate
 
 WRONG = 1 << 61
 """A value that was never sent."""
 
 
+def read_tables(parquet: Path) -> History:
+    """Return the history in a whole folder of tables."""
+    given = read_summary(parquet)
+    tables = {
+        name: pq.read_table(parquet / f"{name}.parquet", schema=schema)
+        for name, schema in SCHEMAS.items()
+    }
+    header = RunHeader(given.run_id, given.seed, given.plan, given.versions)
+    return history_of(**tables, header=header)
+
+
 def generated(shape: Shape, folder: Path) -> tuple[History, Generated]:
     """Return the rows of *shape* and what was planted."""
     made = generate(shape, folder)
-    history = read_history(folder / "parquet")
+    history = read_tables(folder / "parquet")
     unfold(history)
     return history, made
 

@@ -20,8 +20,9 @@ import pytest
 from dledger.jepsen_like.chaos import limits, loop_disk
 from dledger.jepsen_like.chaos.recorder import read_run
 from dledger.jepsen_like.history.operation import NOTHING, Event, F, Outcome
-from dledger.jepsen_like.history.parquet import read_history, read_summary
+from dledger.jepsen_like.history.parquet import read_summary
 from dledger.jepsen_like.plans.plan import Kind, Plan, Settings, Step, Workload, encode_plan
+from tests.harness.generated import read_tables
 from tests.mutants.trees import plant_tree
 
 SHOWN = {
@@ -96,7 +97,7 @@ def test_chaos_run_is_valid_and_its_folder_is_complete(tmp_path: Path) -> None:
     assert (code, again["verdict"]) == (0, "valid")
     assert again["acknowledged"] == said["acknowledged"]
     assert read_summary(folder / "parquet").bad == 0
-    assert read_history(folder / "parquet").operations == read_run(folder)[0].operations
+    assert read_tables(folder / "parquet").operations == read_run(folder)[0].operations
     # What the runner's death leaves is judged as far as it goes, and never passes for all.
     (folder / "result.json").unlink()
     (folder / "history" / "replicas.cbor").unlink()

@@ -34,10 +34,11 @@ from dledger.jepsen_like.history.operation import (
     RunHeader,
     encode_history,
     encode_row,
-    read_history,
+    iter_rows,
 )
 from dledger.jepsen_like.history.sums import added, as_text, sum_of_file, sum_of_table, sum_rows
 from tests.harness.clean_histories import clean_history
+from tests.harness.generated import read_tables
 
 
 def run_of(folder: Path, *pieces: bytes) -> Path:
@@ -65,7 +66,7 @@ def test_a_history_comes_back_from_its_tables_as_it_was(seed: int, tmp_path: Pat
     history.floors.append(FloorMove(9, "n9", 4, "t", 1, 5, "age", 6, 7, 8, 9, 10, 11))
     history.replica_states.append(ReplicaState(9, "n9", 3, (1 << 64) - 5, "abc"))
     counts = parquet.ingest(run_of(tmp_path, encode_history(history)))
-    back = parquet.read_history(tmp_path / "parquet")
+    back = read_tables(tmp_path / "parquet")
     assert back.operations == sorted(history.operations, key=lambda op: op.op_id)
     assert back.events == history.events
     assert back.replica_reads == history.replica_reads
@@ -88,7 +89,7 @@ def test_later_row_of_an_operation_replaces_the_earlier(tmp_path: Path) -> None:
         Event(1, 2, "kill"),
     ]
     counts = parquet.ingest(run_of(tmp_path, b"".join(map(encode_row, rows))))
-    back = parquet.read_history(tmp_path / "parquet")
+    back = read_tables(tmp_path / "parquet")
     assert [op.outcome for op in back.operations] == [Outcome.OK]
     assert [event.end_ns for event in back.events] == [2]
     assert (counts.ops, counts.events, counts.replaced, counts.bad) == (1, 1, 2, 0)
@@ -104,7 +105,7 @@ def test_events_of_one_moment_are_kept_by_node(tmp_path: Path) -> None:
     ]
     rows: list[Row] = [RunHeader("r"), *events]
     counts = parquet.ingest(run_of(tmp_path, b"".join(map(encode_row, rows))))
-    back = parquet.read_history(tmp_path / "parquet").events
+    back = read_tables(tmp_path / "parquet").events
     assert sorted((event.node, event.end_ns) for event in back) == [
         ("n0", 2), ("n0", 3), ("n1", 2), ("n1", 4),
     ]  # fmt: skip
@@ -150,7 +151,7 @@ def test_bad_record_kept_with_reason_and_next_is_read(name: str, tmp_path: Path)
     record, reason = BAD_RECORDS[name]
     before, after = encode_row(operation(1)), encode_row(operation(2))
     counts = parquet.ingest(run_of(tmp_path, before + record + after))
-    assert [op.op_id for op in parquet.read_history(tmp_path / "parquet").operations] == [1, 2]
+    assert [op.op_id for op in read_tables(tmp_path / "parquet").operations] == [1, 2]
     (row,) = bad_rows(tmp_path)
     assert (row["file"], row["at"], row["record"]) == ("0.cbor", len(before), record)
     assert reason in str(row["reason"])
@@ -161,7 +162,7 @@ def test_bad_record_kept_with_reason_and_next_is_read(name: str, tmp_path: Path)
 def test_torn_last_record_is_no_damage(tmp_path: Path) -> None:
     whole, torn = encode_row(operation(1)), encode_row(operation(2))[:-3]
     counts = parquet.ingest(run_of(tmp_path, whole + torn, encode_row(operation(3))))
-    assert [op.op_id for op in parquet.read_history(tmp_path / "parquet").operations] == [1, 3]
+    assert [op.op_id for op in read_tables(tmp_path / "parquet").operations] == [1, 3]
     assert (counts.bad, counts.torn, counts.lost_records) == (1, 1, 0)
     assert counts.torn_bytes == len(torn)
     assert bad_rows(tmp_path)[0]["reason"] == parquet.TORN
@@ -197,7 +198,7 @@ def test_folder_without_history_names_what_to_do(tmp_path: Path) -> None:
         parquet.ingest(tmp_path)
     parquet.write_history(tmp_path / "half", History(RunHeader("x")), "x")
     with pytest.raises(parquet.NoHistoryError, match="dledger history ingest"):
-        parquet.read_history(tmp_path / "half")
+        parquet.read_summary(tmp_path / "half")
 
 
 def test_the_hash_of_a_range_adds_up_and_is_bound_to_its_place() -> None:
@@ -222,14 +223,22 @@ HISTORY = History(
 )
 
 
+def read(data: bytes) -> tuple[History, int]:
+    """Return the history in *data*, and how many bytes at its end are a torn record."""
+    history, end = History(RunHeader(run_id="")), 0
+    for row, end in iter_rows(data):  # noqa: B007  # the last end is wanted
+        history.add(row)
+    return history, len(data) - end
+
+
 def test_what_was_written_is_read() -> None:
-    assert read_history(encode_history(HISTORY)) == (HISTORY, 0)
+    assert read(encode_history(HISTORY)) == (HISTORY, 0)
 
 
 @given(st.integers(0, len(encode_history(HISTORY))))
 def test_a_torn_end_costs_the_last_row_only(end: int) -> None:
     whole = encode_history(HISTORY)
-    history, torn = read_history(whole[:end])
+    history, torn = read(whole[:end])
     kept = encode_history(history) if end - torn else b""
     assert whole[: end - torn] == kept
     assert torn < 200
@@ -238,9 +247,9 @@ def test_a_torn_end_costs_the_last_row_only(end: int) -> None:
 def test_damage_in_the_middle_is_no_torn_end() -> None:
     rows = [encode_row(HISTORY.header), *map(encode_row, HISTORY.operations)]
     with pytest.raises(CorruptHistoryError, match=f"at byte {len(rows[0])}"):
-        read_history(rows[0] + b"\x83\x09\x01\x02" + rows[1])
+        read(rows[0] + b"\x83\x09\x01\x02" + rows[1])
     with pytest.raises(CorruptHistoryError):
-        read_history(rows[0] + b"\xff" + rows[1])
+        read(rows[0] + b"\xff" + rows[1])
 
 
 ROWS = 40
