@@ -12,6 +12,9 @@ A flush under way at the cut may be reported as done: a process whose answers ar
 run any more by then (`machines.stand_still`). What a flush, a commit of the journal or the kernel's
 writeback had sent to the device survives; the device's own cache is never lost.
 
+Only here power is lost and space runs out; `strace_inject` has the flushes of a broker that goes
+on, `file_damage` the bytes at rest.
+
 Everything here blocks, for tens of milliseconds as a rule: call it from a worker thread, one call
 at a time for one disk.
 """
