@@ -28,7 +28,7 @@ import structlog
 import trio
 
 from dledger.commitlog.errors import ConfigError, RemoteProtocolError
-from dledger.jepsen_like.chaos.proxy_pump import RECEIVE_BYTES, Direction, Ending, Link
+from dledger.jepsen_like.chaos.proxy_pump import GONE, RECEIVE_BYTES, Direction, Ending, Link
 from dledger.jepsen_like.nemesis.ground import HEALTHY, CannotBeDone, LinkFault
 from dledger.raft.wire import Kind, PeerFrameDecoder
 from dledger.remoting.seams import Rng
@@ -293,7 +293,7 @@ class LinkProxy:
                     break
                 early += data
                 connection.source = _caller_of(early)
-        except trio.BrokenResourceError:
+        except GONE:
             pass
         except RemoteProtocolError as error:
             log.warning("proxy_refused", target=connection.target.name, error=str(error))

@@ -25,6 +25,9 @@ SLICE_S: Final = 0.05
 SLICE_BYTES_MIN: Final = 512
 """But not less than this."""
 
+GONE: Final = (trio.BrokenResourceError, trio.ClosedResourceError)
+"""What a socket ends with; closed: a task was about to go on when its connection was reset here."""
+
 
 class Link:
     """What happens from one process to another, on all their connections.
@@ -101,7 +104,7 @@ class Direction:
                 await self._parked.park()
             try:
                 data = await self._source.receive_some(RECEIVE_BYTES)
-            except trio.BrokenResourceError:
+            except GONE:
                 self._end(Ending.RESET)
                 return
             if data:
@@ -167,7 +170,7 @@ class Direction:
                     self._is_done = True
                     if self.opposite._is_done:
                         return what
-            except trio.BrokenResourceError:
+            except GONE:
                 self._sink_broke()
             self._is_sending = False
             self._parked.unpark_all()

@@ -208,6 +208,23 @@ async def test_connection_may_be_reset_at_once() -> None:
                     ours.recv(1)
 
 
+async def test_connection_may_be_reset_when_bytes_have_just_come() -> None:
+    async with proxied(source="clients") as net:
+        for steps in range(40):
+            ours = await net.dial()
+            await net.accept()
+            await wait_all_tasks_blocked()
+            with socket.fromfd(
+                ours.stream.socket.fileno(), socket.AF_INET, socket.SOCK_STREAM
+            ) as raw:
+                raw.send(b"x")
+            for _ in range(steps % 4):  # the proxy is about to read, reads, or has read
+                await trio.lowlevel.checkpoint()
+            assert net.proxy.reset_between("clients", "b") == 1
+            with pytest.raises(trio.BrokenResourceError):
+                await ours.stream.receive_some()
+
+
 async def test_killed_target_breaks_its_connections() -> None:
     async with proxied() as net:
         await net.listener.aclose()
