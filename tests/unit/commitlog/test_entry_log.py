@@ -23,8 +23,17 @@ from tests.harness.entry_frames import ENTRY_BYTES, RECORD_BYTES, next_frame, ne
 from tests.harness.entry_logs import PATHS, ROOT, SEGMENT, fill, open_log, segment_content
 
 
-def test_an_empty_log_begins_at_entry_one() -> None:
-    log = open_log(CrashDisk())
+@pytest.fixture
+def disk() -> CrashDisk:
+    return CrashDisk()
+
+
+@pytest.fixture
+def log(disk: CrashDisk) -> EntryLog:
+    return open_log(disk)
+
+
+def test_an_empty_log_begins_at_entry_one(log: EntryLog) -> None:
     state = (log.first_index, log.last_index, log.last_term, log.last_chain, log.end_position)
     assert state == (1, 0, 0, 0, 0)
     assert (log.durable_index, log.last_store_time_ms, log.mark_valid) == (0, 0, True)
@@ -32,8 +41,7 @@ def test_an_empty_log_begins_at_entry_one() -> None:
     assert log.begin_flush() is None
 
 
-def test_reading_what_the_log_does_not_hold_is_out_of_range() -> None:
-    log = open_log(CrashDisk())
+def test_reading_what_the_log_does_not_hold_is_out_of_range(log: EntryLog) -> None:
     for index in (-1, 1):
         with pytest.raises(OffsetOutOfRangeError):
             log.term_at(index)
@@ -55,8 +63,7 @@ def test_reading_what_the_log_does_not_hold_is_out_of_range() -> None:
         log.read(-1, 1)
 
 
-def test_old_entries_are_read_from_the_index_files() -> None:
-    disk = CrashDisk()
+def test_old_entries_are_read_from_the_index_files(disk: CrashDisk) -> None:
     log = EntryLog.open(disk, ROOT, segment_bytes=1 << 20, index_units_per_file=512)
     chains = []
     for _ in range(1500):
@@ -66,8 +73,7 @@ def test_old_entries_are_read_from_the_index_files() -> None:
     assert {log.term_at(i) for i in range(1, 1501)} == {3}
 
 
-def test_frames_joins_entries_of_one_segment_and_never_spans_two() -> None:
-    log = open_log(CrashDisk())
+def test_frames_joins_entries_of_one_segment_and_never_spans_two(log: EntryLog) -> None:
     frames = fill(log, 30, 40)
     views = log.frames(1, 1 << 20)
     assert b"".join(views) == b"".join(frames)
@@ -77,8 +83,7 @@ def test_frames_joins_entries_of_one_segment_and_never_spans_two() -> None:
         assert position // SEGMENT == (position + len(view) - 1) // SEGMENT
 
 
-def test_frames_stay_within_bytes_and_last() -> None:
-    log = open_log(CrashDisk())
+def test_frames_stay_within_bytes_and_last(log: EntryLog) -> None:
     frames = fill(log, 30, 40)
     size = len(frames[0])
     for first in (1, 7, 30):
@@ -90,15 +95,13 @@ def test_frames_stay_within_bytes_and_last() -> None:
                 assert got == b"".join(frames[first - 1 : stop]), (first, max_bytes, last)
 
 
-def test_frames_are_read_only() -> None:
-    log = open_log(CrashDisk())
+def test_frames_are_read_only(log: EntryLog) -> None:
     fill(log, 1)
     assert log.frame(1).readonly
     assert log.frames(1, 1)[0].readonly
 
 
-def test_record_at_gives_one_record() -> None:
-    log = open_log(CrashDisk())
+def test_record_at_gives_one_record(log: EntryLog) -> None:
     frame = next_frame(log, 10, records=3, term=1)
     log.append(frame)
     start = parse_header(frame).body_start
@@ -115,16 +118,13 @@ def test_record_at_gives_one_record() -> None:
             log.record_at(outside)
 
 
-def test_read_does_not_span_segments() -> None:
-    log = open_log(CrashDisk())
+def test_read_does_not_span_segments(log: EntryLog) -> None:
     fill(log, 30)
     with pytest.raises(OffsetOutOfRangeError, match="span"):
         log.read(SEGMENT - 1, 2)
 
 
-def test_append_refuses_a_frame_that_does_not_fit() -> None:
-    disk = CrashDisk()
-    log = open_log(disk)
+def test_append_refuses_a_frame_that_does_not_fit(disk: CrashDisk, log: EntryLog) -> None:
     other = open_log(CrashDisk())
     fill(log, 2, term=5)
     fill(other, 1, 9, term=5)
@@ -148,8 +148,7 @@ def test_append_refuses_a_frame_that_does_not_fit() -> None:
     assert log.last_index == 3
 
 
-def test_a_frame_verified_after_this_entry_is_not_read_again() -> None:
-    log = open_log(CrashDisk())
+def test_a_frame_verified_after_this_entry_is_not_read_again(log: EntryLog) -> None:
     log.append(next_frame(log, 5, term=1))
     frame = bytearray(next_frame(log, 5, term=1))
     header = parse_header(frame)
@@ -176,9 +175,7 @@ def test_a_frame_of_another_history_is_refused_by_its_chain() -> None:
         log.append(next_frame(other, term=1))
 
 
-def test_full_segment_leaves_space_for_the_blank() -> None:
-    disk = CrashDisk()
-    log = open_log(disk)
+def test_full_segment_leaves_space_for_the_blank(disk: CrashDisk, log: EntryLog) -> None:
     log.append(next_frame(log, SEGMENT - BLANK_BYTES - ENTRY_BYTES, term=1))
     assert log.end_position == SEGMENT - BLANK_BYTES
     frame = next_frame(log, term=1)
@@ -191,17 +188,14 @@ def test_full_segment_leaves_space_for_the_blank() -> None:
     assert again.frame(2) == frame
 
 
-def test_entry_one_byte_too_long_begins_a_segment() -> None:
-    log = open_log(CrashDisk())
+def test_entry_one_byte_too_long_begins_a_segment(log: EntryLog) -> None:
     fill(log, 1)
     free_bytes = SEGMENT - log.end_position - BLANK_BYTES
     assert log.place(free_bytes) == log.end_position
     assert log.place(free_bytes + 1) == SEGMENT
 
 
-def test_blank_of_a_roll_is_deterministic() -> None:
-    disk = CrashDisk()
-    log = open_log(disk)
+def test_blank_of_a_roll_is_deterministic(disk: CrashDisk, log: EntryLog) -> None:
     fill(log, 9, 40)
     end = log.end_position
     assert log.place(SEGMENT - end) == SEGMENT
@@ -211,16 +205,13 @@ def test_blank_of_a_roll_is_deterministic() -> None:
     assert blank == struct.pack(">iI", SEGMENT - end, 0xCBD43194) + bytes(SEGMENT - end - 8)
 
 
-def test_an_entry_larger_than_a_segment_is_a_bug_of_the_caller() -> None:
-    log = open_log(CrashDisk())
+def test_an_entry_larger_than_a_segment_is_a_bug_of_the_caller(log: EntryLog) -> None:
     assert log.place(log.max_entry_bytes) == 0
     with pytest.raises(InvariantBroken):
         log.place(log.max_entry_bytes + 1)
 
 
-def test_no_ops_do_not_take_the_store_time_back() -> None:
-    disk = CrashDisk()
-    log = open_log(disk)
+def test_no_ops_do_not_take_the_store_time_back(disk: CrashDisk, log: EntryLog) -> None:
     log.append(next_no_op(log, term=0))
     assert log.last_store_time_ms == 0
     log.append(next_frame(log, store_time_ms=500, term=1))
@@ -233,8 +224,7 @@ def test_no_ops_do_not_take_the_store_time_back() -> None:
 # -- entry log that is truncated, opened again and closed
 
 
-def test_truncation_behind_the_end_does_nothing() -> None:
-    log = open_log(CrashDisk())
+def test_truncation_behind_the_end_does_nothing(log: EntryLog) -> None:
     fill(log, 2)
     log.truncate_from(3)
     assert (log.last_index, log.generation) == (2, 0)
@@ -242,8 +232,7 @@ def test_truncation_behind_the_end_does_nothing() -> None:
         log.truncate_from(0)
 
 
-def test_store_time_goes_back_with_a_truncation_only() -> None:
-    log = open_log(CrashDisk())
+def test_store_time_goes_back_with_a_truncation_only(log: EntryLog) -> None:
     log.append(next_frame(log, store_time_ms=100, term=1))
     log.append(next_no_op(log, term=2))
     log.append(next_frame(log, store_time_ms=200))
@@ -312,16 +301,14 @@ def test_open_finishes_an_interrupted_truncation() -> None:
     assert steps > 8
 
 
-def test_another_segment_size_is_refused_in_one_line() -> None:
-    disk = CrashDisk()
+def test_another_segment_size_is_refused_in_one_line(disk: CrashDisk) -> None:
     open_log(disk).close()
     with pytest.raises(ForeignStoreError, match="2048 bytes, not 4096") as caught:
         EntryLog.open(disk, ROOT, segment_bytes=4096)
     assert "\n" not in str(caught.value)
 
 
-def test_a_newer_format_is_refused() -> None:
-    disk = CrashDisk()
+def test_a_newer_format_is_refused(disk: CrashDisk) -> None:
     open_log(disk).close()
     text = disk.read(PATHS.format).replace(b'"format": 1', b'"format": 2')
     disk.replace(PATHS.format, text)
@@ -329,24 +316,20 @@ def test_a_newer_format_is_refused() -> None:
         open_log(disk)
 
 
-def test_segments_of_another_program_are_refused() -> None:
-    disk = CrashDisk()
+def test_segments_of_another_program_are_refused(disk: CrashDisk) -> None:
     disk.create(PATHS.segment(0), SEGMENT, reserve=True)
     with pytest.raises(ForeignStoreError, match="another program"):
         open_log(disk)
 
 
-def test_the_size_of_index_files_is_taken_from_the_folder() -> None:
-    disk = CrashDisk()
-    log = open_log(disk)
+def test_the_size_of_index_files_is_taken_from_the_folder(disk: CrashDisk, log: EntryLog) -> None:
     frames = fill(log, 30)
     log.close()
     again = EntryLog.open(disk, ROOT, segment_bytes=SEGMENT, index_units_per_file=100)
     assert again.frame(17) == frames[16]
 
 
-def test_a_log_may_begin_above_entry_one() -> None:
-    disk = CrashDisk()
+def test_a_log_may_begin_above_entry_one(disk: CrashDisk) -> None:
     open_log(disk).close()
     anchor = Anchor(101, 5 * SEGMENT + 300, 7, 0xABCDEF, 9_000)
     store_anchor(disk, PATHS.anchor, anchor)
@@ -367,8 +350,7 @@ def test_a_log_may_begin_above_entry_one() -> None:
     assert (log.last_index, log.last_chain, log.last_store_time_ms) == (100, 0xABCDEF, 9_000)
 
 
-def test_a_first_entry_above_one_may_begin_with_a_roll() -> None:
-    disk = CrashDisk()
+def test_a_first_entry_above_one_may_begin_with_a_roll(disk: CrashDisk) -> None:
     open_log(disk).close()
     store_anchor(disk, PATHS.anchor, Anchor(101, SEGMENT - 50, 7, 1))
     log = open_log(disk)
@@ -379,9 +361,7 @@ def test_a_first_entry_above_one_may_begin_with_a_roll() -> None:
     assert open_log(disk.power_cut(lambda: False)).frame(101) == frame
 
 
-def test_segments_below_the_anchor_are_removed_at_open() -> None:
-    disk = CrashDisk()
-    log = open_log(disk)
+def test_segments_below_the_anchor_are_removed_at_open(disk: CrashDisk, log: EntryLog) -> None:
     frames = fill(log, 30, 40)
     first = next(i for i in range(1, 31) if log.position_at(i) >= SEGMENT)
     before = log.mark_at(first - 1)
@@ -394,8 +374,7 @@ def test_segments_below_the_anchor_are_removed_at_open() -> None:
     assert disk.list_dir(PATHS.commitlog)[0] == f"{SEGMENT:020d}"
 
 
-def test_a_closed_log_refuses_writes_and_closing_twice_is_fine() -> None:
-    log = open_log(CrashDisk())
+def test_a_closed_log_refuses_writes_and_closing_twice_is_fine(log: EntryLog) -> None:
     fill(log, 1)
     log.close()
     log.close()

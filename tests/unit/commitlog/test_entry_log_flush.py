@@ -5,6 +5,7 @@ import threading
 import pytest
 
 from dledger.commitlog.allocator import Allocator
+from dledger.commitlog.entry_log import EntryLog
 from dledger.commitlog.errors import DiskFullError, FlushFailedError, InvariantBroken, LogBusyError
 from dledger.testing.crash_disk import CrashDisk, disk_full, failing_flush
 from tests.harness.entry_frames import next_frame
@@ -12,10 +13,20 @@ from tests.harness.entry_logs import SEGMENT, fill, open_log, segment_content
 from tests.harness.present import present
 
 
+@pytest.fixture
+def disk() -> CrashDisk:
+    return CrashDisk()
+
+
+@pytest.fixture
+def log(disk: CrashDisk) -> EntryLog:
+    return open_log(disk)
+
+
 @pytest.mark.parametrize("part", ["commitlog", "entryindex"])
-def test_a_full_disk_at_a_roll_leaves_the_log_as_it_was(part: str) -> None:
-    disk = CrashDisk()
-    log = open_log(disk)
+def test_a_full_disk_at_a_roll_leaves_the_log_as_it_was(
+    part: str, disk: CrashDisk, log: EntryLog
+) -> None:
     disk.fault = disk_full(path_part=part)
     with pytest.raises(DiskFullError):
         fill(log, 100)
@@ -28,9 +39,7 @@ def test_a_full_disk_at_a_roll_leaves_the_log_as_it_was(part: str) -> None:
     assert log.last_index == kept + 20
 
 
-def test_a_full_disk_at_a_roll_leaves_no_blank_behind() -> None:
-    disk = CrashDisk()
-    log = open_log(disk)
+def test_a_full_disk_at_a_roll_leaves_no_blank_behind(disk: CrashDisk, log: EntryLog) -> None:
     fill(log, 9, 40)
     end = log.end_position
     disk.fault = disk_full(path_part="commitlog")
@@ -39,9 +48,7 @@ def test_a_full_disk_at_a_roll_leaves_no_blank_behind() -> None:
     assert not any(segment_content(disk, 0)[end:])
 
 
-def test_half_a_frame_that_a_full_disk_left_is_wiped() -> None:
-    disk = CrashDisk()
-    log = open_log(disk)
+def test_half_a_frame_that_a_full_disk_left_is_wiped(disk: CrashDisk, log: EntryLog) -> None:
     fill(log, 3)
     end = log.end_position
     disk.fault = disk_full(kind="write", path_part="entryindex")
@@ -53,9 +60,9 @@ def test_half_a_frame_that_a_full_disk_left_is_wiped() -> None:
     assert log.last_index == 4
 
 
-def test_a_reserve_carries_the_log_over_a_roll_on_a_full_disk() -> None:
-    disk = CrashDisk()
-    log = open_log(disk)
+def test_a_reserve_carries_the_log_over_a_roll_on_a_full_disk(
+    disk: CrashDisk, log: EntryLog
+) -> None:
     fill(log, 3)
     assert log.allocator.needs_reserve
     assert not log.allocator.has_reserve
@@ -70,9 +77,7 @@ def test_a_reserve_carries_the_log_over_a_roll_on_a_full_disk() -> None:
         log.allocator.reserve_next()
 
 
-def test_roll_waits_for_a_reserve_under_way() -> None:
-    disk = CrashDisk()
-    log = open_log(disk)
+def test_roll_waits_for_a_reserve_under_way(disk: CrashDisk, log: EntryLog) -> None:
     fill(log, 3)
     seen: list[int] = []
 
@@ -92,9 +97,7 @@ def test_roll_waits_for_a_reserve_under_way() -> None:
     assert log.last_index == 5
 
 
-def test_entries_are_durable_after_their_flush() -> None:
-    disk = CrashDisk()
-    log = open_log(disk)
+def test_entries_are_durable_after_their_flush(disk: CrashDisk, log: EntryLog) -> None:
     fill(log, 20)
     ticket = present(log.begin_flush())
     fill(log, 1)
@@ -110,9 +113,7 @@ def test_entries_are_durable_after_their_flush() -> None:
     assert log.begin_flush() is None
 
 
-def test_a_later_ticket_covers_an_unfinished_earlier_one() -> None:
-    disk = CrashDisk()
-    log = open_log(disk)
+def test_a_later_ticket_covers_an_unfinished_earlier_one(disk: CrashDisk, log: EntryLog) -> None:
     fill(log, 9, 40)
     assert log.begin_flush() is not None
     fill(log, 9, 40)
@@ -124,9 +125,7 @@ def test_a_later_ticket_covers_an_unfinished_earlier_one() -> None:
     assert open_log(disk.power_cut(lambda: False)).last_index == 18
 
 
-def test_later_ticket_covers_segments_of_the_earlier() -> None:
-    disk = CrashDisk()
-    log = open_log(disk)
+def test_later_ticket_covers_segments_of_the_earlier(disk: CrashDisk, log: EntryLog) -> None:
     fill(log, 18, 40)
     assert log.end_position > SEGMENT
     first = log.begin_flush()
@@ -140,9 +139,7 @@ def test_later_ticket_covers_segments_of_the_earlier() -> None:
     assert open_log(disk.power_cut(lambda: False)).last_index == 19
 
 
-def test_next_ticket_flushes_what_an_overtaken_one_held() -> None:
-    disk = CrashDisk()
-    log = open_log(disk)
+def test_next_ticket_flushes_what_an_overtaken_one_held(disk: CrashDisk, log: EntryLog) -> None:
     fill(log, 18, 40)
     assert log.position_at(17) > SEGMENT
     assert log.begin_flush() is not None
@@ -152,9 +149,7 @@ def test_next_ticket_flushes_what_an_overtaken_one_held() -> None:
     assert open_log(disk.power_cut(lambda: False)).last_index == 17
 
 
-def test_flush_overtaken_by_a_truncation_marks_nothing() -> None:
-    disk = CrashDisk()
-    log = open_log(disk)
+def test_flush_overtaken_by_a_truncation_marks_nothing(disk: CrashDisk, log: EntryLog) -> None:
     fill(log, 6, term=1)
     ticket = present(log.begin_flush())
     ticket.run()
@@ -202,9 +197,7 @@ def test_roll_beside_a_reserve_makes_one_segment(monkeypatch: pytest.MonkeyPatch
     assert log.allocator.has_reserve
 
 
-def test_a_cut_waits_for_a_reserve_that_is_under_way() -> None:
-    disk = CrashDisk()
-    log = open_log(disk)
+def test_a_cut_waits_for_a_reserve_that_is_under_way(disk: CrashDisk, log: EntryLog) -> None:
     fill(log, 3)
     log.append(next_frame(log, SEGMENT - 400))
     allocating, may_go_on = threading.Event(), threading.Event()
@@ -231,9 +224,7 @@ def test_a_cut_waits_for_a_reserve_that_is_under_way() -> None:
     assert log.last_index == 6
 
 
-def test_a_failed_flush_poisons_the_log() -> None:
-    disk = CrashDisk()
-    log = open_log(disk)
+def test_a_failed_flush_poisons_the_log(disk: CrashDisk, log: EntryLog) -> None:
     frames = fill(log, 3)
     ticket = present(log.begin_flush())
     disk.fault = failing_flush("commitlog")

@@ -51,9 +51,17 @@ def path(first: int, last: int) -> str:
     return f"{ROOT}/{first:020d}-{last:020d}"
 
 
-def test_run_has_the_golden_bytes() -> None:
-    disk = CrashDisk()
-    index = opened(disk)
+@pytest.fixture
+def disk() -> CrashDisk:
+    return CrashDisk()
+
+
+@pytest.fixture
+def index(disk: CrashDisk) -> KeyIndex:
+    return opened(disk)
+
+
+def test_run_has_the_golden_bytes(disk: CrashDisk, index: KeyIndex) -> None:
     index.put(1, np.array([6, 1], np.int32), np.array([1024, 1024], np.int64))
     index.put(2, np.array([2, 6], np.int32), np.array([2048, 2048], np.int64))
     index.flush()
@@ -63,9 +71,7 @@ def test_run_has_the_golden_bytes() -> None:
     assert disk.read(path(1, 2)) == wanted + block + struct.pack(">I", zlib.crc32(block))
 
 
-def test_query_returns_the_newest_first_and_64_at_most() -> None:
-    disk = CrashDisk()
-    index = opened(disk)
+def test_query_returns_the_newest_first_and_64_at_most(index: KeyIndex) -> None:
     for number in range(1, 101):
         put(index, number, ("a", number))
         if number % 40 == 0:
@@ -75,18 +81,14 @@ def test_query_returns_the_newest_first_and_64_at_most() -> None:
     assert index.query("T", "a", -1, *ALWAYS) == index.query("T", "b", 9, *ALWAYS) == []
 
 
-def test_key_that_a_record_has_twice_is_found_once() -> None:
-    disk = CrashDisk()
-    index = opened(disk)
+def test_key_that_a_record_has_twice_is_found_once(index: KeyIndex) -> None:
     put(index, 1, ("a", 100), ("a", 100), ("a", 200))
     assert index.query("T", "a", 9, *ALWAYS) == [200, 100]
     index.flush()
     assert list(index.candidates("T", "a", *ALWAYS)) == [200, 100, None, None]
 
 
-def test_one_hash_is_found_in_all_its_blocks() -> None:
-    disk = CrashDisk()
-    index = opened(disk)
+def test_one_hash_is_found_in_all_its_blocks(disk: CrashDisk, index: KeyIndex) -> None:
     count = 3 * PAIRS_PER_BLOCK
     hashes = np.repeat(np.array([5, 7, 9], np.int32), count)
     index.put(1, hashes, np.arange(3 * count, dtype=np.int64))
@@ -100,16 +102,13 @@ def test_one_hash_is_found_in_all_its_blocks() -> None:
     assert [p for key_hash in (0, 6, 10) for part in run.walk(disk, key_hash) for p in part] == []
 
 
-def test_entries_that_were_put_are_not_put_again() -> None:
-    disk = CrashDisk()
-    index = opened(disk)
+def test_entries_that_were_put_are_not_put_again(index: KeyIndex) -> None:
     put(index, 1, ("a", 100))
     put(index, 1, ("a", 100))
     assert list(index.candidates("T", "a", *ALWAYS)) == [100]
 
 
-def test_restart_puts_again_what_no_checkpoint_has() -> None:
-    disk = CrashDisk()
+def test_restart_puts_again_what_no_checkpoint_has(disk: CrashDisk) -> None:
     filled(disk, 3)
     index = opened(disk, 2)
     assert (names(disk), index.is_behind) == (["1-1", "2-2"], False)
@@ -117,8 +116,7 @@ def test_restart_puts_again_what_no_checkpoint_has() -> None:
     assert index.query("T", "k3", 9, *ALWAYS) == [30]
 
 
-def test_short_runs_become_one() -> None:
-    disk = CrashDisk()
+def test_short_runs_become_one(disk: CrashDisk) -> None:
     index = filled(disk, MERGED_TOGETHER + 1)
     index.flush()  # removes what was merged
     assert names(disk) == ["1-4", "5-5"]
@@ -127,9 +125,7 @@ def test_short_runs_become_one() -> None:
     ]
 
 
-def test_paused_query_goes_on_after_a_merge() -> None:
-    disk = CrashDisk()
-    index = opened(disk)
+def test_paused_query_goes_on_after_a_merge(index: KeyIndex) -> None:
     for number in range(1, MERGED_TOGETHER + 1):
         put(index, number, ("a", number))
         index.flush()
@@ -142,8 +138,7 @@ def test_paused_query_goes_on_after_a_merge() -> None:
     assert [at for at in found if at is not None] == list(range(number, 0, -1))
 
 
-def test_crash_after_a_merge_leaves_each_key_once() -> None:
-    disk = CrashDisk()
+def test_crash_after_a_merge_leaves_each_key_once(disk: CrashDisk) -> None:
     index = filled(disk, MERGED_TOGETHER)
     index.begin_flush().run()
     assert len(names(disk)) == MERGED_TOGETHER + 1
@@ -178,8 +173,7 @@ def test_runs_beside_a_gap_are_not_merged() -> None:
 @pytest.mark.parametrize(
     "damage", ["head", "fence", "block", "unreadable", "missing", "empty", "cut"]
 )
-def test_damaged_run_is_a_gap_until_it_is_filled(damage: str) -> None:
-    disk = CrashDisk()
+def test_damaged_run_is_a_gap_until_it_is_filled(damage: str, disk: CrashDisk) -> None:
     filled(disk, 3)
     file = disk.files[path(2, 2)]
     if damage == "unreadable":
@@ -205,8 +199,7 @@ def test_damaged_run_is_a_gap_until_it_is_filled(damage: str) -> None:
     assert index.query("T", "k2", 9, *ALWAYS) == [20]
 
 
-def test_run_that_a_merge_cannot_read_is_given_up() -> None:
-    disk = CrashDisk()
+def test_run_that_a_merge_cannot_read_is_given_up(disk: CrashDisk) -> None:
     index = filled(disk, MERGED_TOGETHER)
     disk.files[path(3, 3)].content[-1] ^= 1
     put(index, 5, ("k5", 50))
@@ -219,16 +212,13 @@ def test_lost_index_is_a_gap_up_to_what_was_applied() -> None:
     assert opened(CrashDisk(), 7, 3).gap == (3, 7)
 
 
-def test_foreign_files_are_removed() -> None:
-    disk = CrashDisk()
+def test_foreign_files_are_removed(disk: CrashDisk) -> None:
     disk.replace(f"{ROOT}/20261120041111927", bytes(40))
     index = opened(disk)
     assert (disk.list_dir(ROOT), index.files_lost, index.is_behind) == ([], 0, False)
 
 
-def test_retention_removes_runs_of_removed_entries() -> None:
-    disk = CrashDisk()
-    index = opened(disk)
+def test_retention_removes_runs_of_removed_entries(disk: CrashDisk, index: KeyIndex) -> None:
     for number in range(1, 7):
         put(index, number, (f"k{number}", 10 * number))
         if number % 2 == 0:
@@ -240,9 +230,7 @@ def test_retention_removes_runs_of_removed_entries() -> None:
     assert index.gap == (2, 2)
 
 
-def test_full_disk_loses_no_key() -> None:
-    disk = CrashDisk()
-    index = opened(disk)
+def test_full_disk_loses_no_key(disk: CrashDisk, index: KeyIndex) -> None:
     put(index, 1, ("a", 100))
     disk.fault = disk_full(kind="replace")
     with pytest.raises(DiskFullError):
@@ -253,8 +241,7 @@ def test_full_disk_loses_no_key() -> None:
     assert opened(disk, 1).query("T", "a", 9, *ALWAYS) == [100]
 
 
-def test_merge_without_space_keeps_no_key_back() -> None:
-    disk = CrashDisk()
+def test_merge_without_space_keeps_no_key_back(disk: CrashDisk) -> None:
     index = filled(disk, MERGED_TOGETHER)
     put(index, 5, ("k5", 50))
 
@@ -267,9 +254,7 @@ def test_merge_without_space_keeps_no_key_back() -> None:
     assert names(disk) == ["1-1", "2-2", "3-3", "4-4", "5-5"]
 
 
-def test_keys_put_during_a_flush_stay_in_memory() -> None:
-    disk = CrashDisk()
-    index = opened(disk)
+def test_keys_put_during_a_flush_stay_in_memory(disk: CrashDisk, index: KeyIndex) -> None:
     put(index, 1, ("a", 100))
     job = index.begin_flush()
     put(index, 2, ("a", 200))

@@ -22,6 +22,11 @@ def with_file(made: SimDisk, sectors: int = 4, path: str = "/d/f") -> Mount:
     return mount
 
 
+@pytest.fixture
+def made() -> SimDisk:
+    return disk()
+
+
 def test_a_power_cut_keeps_or_loses_each_unflushed_sector_whole() -> None:
     seen: set[tuple[bytes, ...]] = set()
     for seed in range(200):
@@ -54,8 +59,7 @@ def test_what_was_flushed_survives_every_power_cut() -> None:
         assert made.mount().read("/d/f") == OLD + NEW + OLD * 2
 
 
-def test_a_kill_loses_nothing_and_ends_the_calls_of_the_dead() -> None:
-    made = disk()
+def test_a_kill_loses_nothing_and_ends_the_calls_of_the_dead(made: SimDisk) -> None:
     mount = with_file(made)
     file = mount.open("/d/f")
     file.write_at(0, NEW)
@@ -140,8 +144,7 @@ def test_a_later_step_is_on_disk_only_with_the_earlier_ones() -> None:
     assert outcomes == {(b"o", b"old"), (b"n", b"old"), (b"n", b"new")}
 
 
-def test_a_failed_flush_loses_its_pages_for_the_next_too() -> None:
-    made = disk()
+def test_a_failed_flush_loses_its_pages_for_the_next_too(made: SimDisk) -> None:
     mount = with_file(made)
     file = mount.open("/d/f")
     file.write_at(0, NEW)
@@ -154,8 +157,7 @@ def test_a_failed_flush_loses_its_pages_for_the_next_too() -> None:
     assert made.mount().read("/d/f") == OLD * 4
 
 
-def test_a_dead_process_leaves_no_pages_that_a_failed_flush_lost() -> None:
-    made = disk()
+def test_a_dead_process_leaves_no_pages_that_a_failed_flush_lost(made: SimDisk) -> None:
     mount = with_file(made)
     file = mount.open("/d/f")
     file.write_at(0, NEW)
@@ -166,8 +168,7 @@ def test_a_dead_process_leaves_no_pages_that_a_failed_flush_lost() -> None:
     assert made.mount().read("/d/f") == OLD * 4
 
 
-def test_a_full_disk_serves_what_was_reserved() -> None:
-    made = disk()
+def test_a_full_disk_serves_what_was_reserved(made: SimDisk) -> None:
     mount = with_file(made)
     sparse = mount.create("/d/sparse", 10 * PAGE_BYTES, reserve=False)
     sparse.write_at(0, b"x")
@@ -186,8 +187,7 @@ def test_a_full_disk_serves_what_was_reserved() -> None:
     assert not mount.exists("/d/small")
 
 
-def test_rot_flips_single_bits_of_written_bytes() -> None:
-    made = disk()
+def test_rot_flips_single_bits_of_written_bytes(made: SimDisk) -> None:
     mount = with_file(made, path="/d/commitlog/0")
     (found,) = made.rot()
     path, at = found
@@ -198,16 +198,14 @@ def test_rot_flips_single_bits_of_written_bytes() -> None:
     assert made.rot("/nowhere/") == []
 
 
-def test_a_wipe_leaves_an_empty_disk() -> None:
-    made = disk()
+def test_a_wipe_leaves_an_empty_disk(made: SimDisk) -> None:
     with_file(made)
     made.wipe()
     assert made.mount().list_dir("/") == []
     assert made.used_bytes == 0
 
 
-def test_a_lock_is_held_until_released_or_its_process_ends() -> None:
-    made = disk()
+def test_a_lock_is_held_until_released_or_its_process_ends(made: SimDisk) -> None:
     mount = made.mount()
     claim = mount.lock("/d/lock")
     with pytest.raises(StoreLockedError):
@@ -245,8 +243,7 @@ def test_a_process_killed_within_an_act_has_not_done_it(struck: str) -> None:
     assert after.exists("/d/f")
 
 
-def test_what_a_power_cut_may_change_is_returned() -> None:
-    made = disk()
+def test_what_a_power_cut_may_change_is_returned(made: SimDisk) -> None:
     mount = with_file(made)
     file = mount.open("/d/f")
     end = 4 * SECTOR_BYTES
@@ -266,8 +263,7 @@ def test_what_a_power_cut_may_change_is_returned() -> None:
     assert made.certain("/d/f") == mount.read("/d/f") != OLD * 4
 
 
-def test_bytes_under_a_name_that_may_go_are_uncertain() -> None:
-    made = disk()
+def test_bytes_under_a_name_that_may_go_are_uncertain(made: SimDisk) -> None:
     mount = with_file(made)
     file = mount.create("/d/g", SECTOR_BYTES, reserve=True)
     file.write_at(0, NEW)

@@ -313,82 +313,75 @@ class Scene:
         )
 
 
-def test_a_change_after_a_committed_one_is_right() -> None:
-    scene = Scene()
+@pytest.fixture
+def scene() -> Scene:
+    return Scene()
+
+
+def test_a_change_after_a_committed_one_is_right(scene: Scene) -> None:
     assert scene.write(6, members("a", "b")) == []
     scene.raft.commit_index = 6
     assert scene.write(7, members("a", "b", "c")) == []
 
 
-def test_a_change_before_the_last_is_committed_is_found() -> None:
-    scene = Scene()
+def test_a_change_before_the_last_is_committed_is_found(scene: Scene) -> None:
     scene.write(6, members("a", "b"))
     assert scene.write(7, members("a", "b", "c")) == ["change_too_early"]
 
 
-def test_a_change_before_the_term_has_a_commit_is_found() -> None:
-    scene = Scene()
+def test_a_change_before_the_term_has_a_commit_is_found(scene: Scene) -> None:
     scene.raft.commit_index = FIRST_OF_TERM - 1
     assert scene.write(6, members("a", "b")) == ["change_too_early"]
 
 
-def test_the_first_list_of_a_group_comes_at_once() -> None:
-    scene = Scene()
+def test_the_first_list_of_a_group_comes_at_once(scene: Scene) -> None:
     scene.write(0, members("a", "b", "c"))
     scene.raft.commit_index = 0
     assert scene.write(6, members("a", "b", "c")) == []
 
 
-def test_a_list_that_a_follower_takes_is_not_its_own() -> None:
-    scene = Scene()
+def test_a_list_that_a_follower_takes_is_not_its_own(scene: Scene) -> None:
     scene.raft.is_leader = False
     scene.write(6, members("a", "b"))
     assert scene.write(7, members("a", "b", "c")) == []
 
 
-def test_a_list_whose_majority_is_away_is_found() -> None:
-    scene = Scene()
+def test_a_list_whose_majority_is_away_is_found(scene: Scene) -> None:
     scene.peers["b"].is_connected = False
     assert scene.write(6, members("a", "b", "c")) == []
     scene.raft.commit_index = 6
     assert scene.write(7, members("a", "b")) == ["list_without_majority"]
 
 
-def test_a_learner_that_has_caught_up_gets_its_vote() -> None:
-    scene = Scene()
+def test_a_learner_that_has_caught_up_gets_its_vote(scene: Scene) -> None:
     scene.learner_holds(FIRST_OF_TERM)
     scene.raft.commit_index = FIRST_OF_TERM + 1
     assert scene.write(7, members("a", "b", "c", "d")) == []
 
 
-def test_a_vote_of_a_learner_that_lacks_entries_is_found() -> None:
-    scene = Scene()
+def test_a_vote_of_a_learner_that_lacks_entries_is_found(scene: Scene) -> None:
     scene.learner_holds(FIRST_OF_TERM - 1)
     assert scene.write(6, members("a", "b", "c", "d")) == ["vote_before_caught_up"]
 
 
-def test_a_learner_that_was_wiped_since_is_another_member() -> None:
-    scene = Scene()
+def test_a_learner_that_was_wiped_since_is_another_member(scene: Scene) -> None:
     scene.learner_holds(0, incarnation="d-1")
     assert scene.write(6, members("a", "b", "c", "d")) == []
 
 
-def test_a_leader_that_leads_on_with_a_hole_is_found() -> None:
-    scene = Scene()
+def test_a_leader_that_leads_on_with_a_hole_is_found(scene: Scene) -> None:
     scene.damaged.append(4)
     scene.raft.state.has_hole = True
     assert scene.step() == ["leads_with_hole"]
 
 
-def test_a_leader_that_finds_a_hole_and_ceases_is_right() -> None:
-    scene = Scene()
+def test_a_leader_that_finds_a_hole_and_ceases_is_right(scene: Scene) -> None:
     scene.damaged.append(4)
     scene.raft.state.has_hole, scene.raft.is_leader = True, False
     assert scene.step() == []
 
 
-def test_a_candidate_that_wins_with_a_hole_found_none() -> None:
-    scene = Scene()
+def test_a_candidate_that_wins_with_a_hole_found_none(scene: Scene) -> None:
     scene.raft.is_leader = False
     scene.damaged.append(4)
     scene.raft.state.has_hole = True
@@ -397,8 +390,7 @@ def test_a_candidate_that_wins_with_a_hole_found_none() -> None:
     assert scene.step() == []
 
 
-def test_damage_at_a_start_needs_a_disk_that_lost_something() -> None:
-    scene = Scene()
+def test_damage_at_a_start_needs_a_disk_that_lost_something(scene: Scene) -> None:
     scene.group.store.damaged = True
     scene.node.is_trusted = False
     scene.lists.watch(scene.node, scene.group)
@@ -408,9 +400,8 @@ def test_damage_at_a_start_needs_a_disk_that_lost_something() -> None:
     assert scene.found == ["damaged_without_loss"]
 
 
-def test_a_member_that_comes_back_keeps_what_it_had() -> None:
+def test_a_member_that_comes_back_keeps_what_it_had(scene: Scene) -> None:
     """The leader has followed it all the time."""
-    scene = Scene()
     scene.learner_holds(FIRST_OF_TERM)
     scene.raft.commit_index = 6
     assert scene.write(7, members("a", "b", "c")) == []
