@@ -55,7 +55,6 @@ ACCEPT_PAUSE_S: Final = 0.1
 
 _NO_DESCRIPTOR: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _RST: Final = struct.pack("ii", 1, 0)
-_IN_ORDER: Final = struct.pack("ii", 0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,15 +85,17 @@ class Connection:
         self._streams = [dialler]
 
     def reset(self) -> None:
-        """Break it; both sides see a reset, as soon as its tasks have ended. Idempotent."""
-        self.scope.cancel()
-
-    def close(self, linger: bytes) -> None:
-        """Close what is open of it; to be called when no task uses it."""
+        """Break it at once; both sides see a reset. Idempotent."""
+        self.scope.cancel()  # first: its tasks must not find their sockets closed
         for stream in self._streams:
             if stream.socket.fileno() >= 0:
-                stream.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
-                stream.socket.close()
+                stream.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RST)
+        self.close()
+
+    def close(self) -> None:
+        """Close what is open of it."""
+        for stream in self._streams:
+            stream.socket.close()
 
     def join(self, dialled: trio.SocketStream, out: Direction, home: Direction) -> None:
         """Connect both sides."""
@@ -257,9 +258,9 @@ class LinkProxy:
         try:
             with connection.scope:
                 await self._connect(connection)
-                connection.close(_IN_ORDER)
+                connection.close()
         finally:
-            connection.close(_RST)
+            connection.reset()
             del self._connections[connection]
             self._places.release()
 
