@@ -197,7 +197,7 @@ async def parcels(ground: Ground) -> AsyncIterator[Round]:
                 batch = [Message("parcels", b"small %d-%d" % (number, n)) for n in range(4)]
                 results = await producer.send_batch(batch, queue=queue)
                 question = Message("questions", b"%d" % number)
-                reply = await retried(lambda: producer.request(question, timeout_s=10))
+                reply = await retried(lambda: producer.request(question, timeout_s=SEND_TIMEOUT_S))
                 assert reply.body_bytes == b"heard %d" % number
                 offsets = [one.queue_offset, *(result.queue_offset for result in results)]
                 assert offsets == list(range(offsets[0], offsets[0] + 5))
