@@ -223,7 +223,7 @@ def read_or_refused(data: bytes, *, compressed: bool) -> None:
     try:
         body = decode_register_body(data, compressed=compressed, crc=0)
     except BadRegisterBodyError as error:
-        assert "registration cannot be read" in str(error)  # noqa: PT017
+        assert "registration cannot be read" in str(error)  # noqa: PT017  # only some bodies are refused
     else:
         assert isinstance(body, RegisterBrokerBody)
 

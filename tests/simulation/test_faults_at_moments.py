@@ -182,7 +182,7 @@ def test_the_digest_sees_the_order_that_is_state() -> None:
         for number, producer in enumerate(ids, 1):
             tables.producers.open(producer, number, 7)
         for producer in ids:
-            tables.producers.get(producer).epoch = 1  # type: ignore[union-attr]
+            tables.producers.get(producer).epoch = 1  # type: ignore[union-attr]  # it is there
     assert digests_by_field(one) != digests_by_field(other)
 
 
